@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.standard_streams import guard_output
@@ -48,19 +48,26 @@ def spawn(
 
     It has none of the GITBOOT_ variables, which are meant for the command that was typed, but how events are told.
     """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name == LOG_FORMAT
-    }
+    return _start(
+        command,
+        environment=_environment(LOG_FORMAT),
+        stdin=stdin,
+        stdout=stdout,
+        bufsize=bufsize,
+        process_group=process_group,
+        pass_fds=pass_fds,
+    )
+
+
+def _environment(*kept: str) -> dict[str, str]:
+    """Return the environment without the GITBOOT_ variables that are not among ``kept``."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name in kept}
+
+
+def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that `reap_orphans` leaves to its caller, as `subprocess.Popen` does."""
     with _spawning:
-        process = subprocess.Popen(
-            command,
-            stdin=stdin,
-            stdout=stdout,
-            bufsize=bufsize,
-            process_group=process_group,
-            pass_fds=pass_fds,
-            env=environment,
-        )
+        process = subprocess.Popen(command, env=environment, **options)
         _own.difference_update([each for each in _own if each.returncode is not None])
         _own.add(process)
     return process
@@ -87,25 +94,14 @@ def ask(
     Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
     that it went well where `reap_orphans` was faster.
     """
-    with _spawning:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            pass_fds=pass_fds,
-        )
-        _own.add(process)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)
     try:
         output, errors = process.communicate(given, timeout=patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         raise TimeoutError(f"no answer after {patience_s:.0f} s") from None
-    finally:
-        with _spawning:
-            _own.discard(process)
     return Ended(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
@@ -115,17 +111,8 @@ def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> 
     It has none of the GITBOOT_ variables, and is ended with all that it has started when it takes too long or says too
     much. Raises OSError where it cannot be started, and TimeoutError and OSError then.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
-    with _spawning:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            process_group=0,
-        )
-        _own.add(process)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = _start(command, environment=_environment(), process_group=0, **pipes)
     is_late = threading.Event()
 
     def end() -> None:
@@ -147,8 +134,6 @@ def output_of(command: Sequence[str], *, patience_s: float, most_bytes: int) -> 
         late.join()
         _kill_all_of(process)  # and whatever it has left behind
         status = process.wait()
-        with _spawning:
-            _own.discard(process)
     if is_late.is_set():
         raise TimeoutError(f"{command[0]} had not ended after {patience_s:.0f} s")
     return status, output
@@ -183,25 +168,19 @@ def end_with(parent: int) -> None:
 
 def reap_orphans(wait: Callable[[float], bool]) -> None:
     """Where this is a container's first process: reap whom nobody else will, in a thread, until ``wait`` says so."""
+
+    def keep_reaping() -> None:
+        while not wait(_REAP_S):
+            with _spawning:  # a child is known as our own before anybody looks for others
+                own = {each.pid for each in _own if each.returncode is None}
+                for task in Path("/proc/self/task").iterdir():  # a child may have come to any thread
+                    with suppress(OSError):
+                        for pid in set(map(int, (task / "children").read_text().split())) - own:
+                            with suppress(ChildProcessError):
+                                os.waitpid(pid, os.WNOHANG)
+
     if os.getpid() == 1:
-        BackgroundThread(partial(_keep_reaping, wait), name="reaper").start()
-
-
-def _keep_reaping(wait: Callable[[float], bool]) -> None:
-    while not wait(_REAP_S):
-        with _spawning:  # a child is known as our own before anybody looks for others
-            own = {each.pid for each in _own}
-            for pid in _children():
-                if pid not in own:
-                    with suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
-
-
-def _children() -> Iterator[int]:
-    """All children of this process, whichever of its threads they came to."""
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):
-            yield from map(int, (task / "children").read_text().split())
+        BackgroundThread(keep_reaping, name="reaper").start()
 
 
 OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM
@@ -216,11 +195,11 @@ _NICE: Final = 10  # machines are answered first
 def _encoder() -> Encoder:
     from msgspec.msgpack import Encoder  # only here: an endpoint sends no frames
 
-    return Encoder()
+    return Encoder(enc_hook=os.fspath)  # paths are text; all else that msgpack lacks is a TypeError
 
 
 def encode(value: object) -> bytes:
-    """Return a value as msgpack."""
+    """Return a value as msgpack, for `gitboot.jsonio.decoder`."""
     return _encoder().encode(value)
 
 
@@ -365,7 +344,11 @@ class Spent:
 
     @classmethod
     def now(cls) -> Spent:
-        return cls(processor_s=time.process_time(), memory=_data_size())
+        memory = None
+        with suppress(OSError):  # what RLIMIT_DATA counts: proc_pid_status(5), VmData
+            lines = Path("/proc/self/status").read_text().splitlines()
+            memory = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+        return cls(processor_s=time.process_time(), memory=memory)
 
     def limit(self, *, memory: int, processor_s: float | None = None) -> None:
         """End this process, by SIGXCPU and MemoryError, where it takes so much more; ``memory`` in bytes."""
@@ -441,15 +424,6 @@ def _limit(what: int, limit: int) -> None:
     """Set a soft limit; the hard one, which cannot be raised again, stays as it was given."""
     hard = resource.getrlimit(what)[1]
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-def _data_size() -> int | None:
-    """What RLIMIT_DATA counts; proc_pid_status(5), VmData."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
 
 
 @contextmanager

@@ -7,14 +7,14 @@ import os
 import sqlite3
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from hashlib import blake2b, sha256
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -293,31 +293,29 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     damaged, stale = [], []
     newest = _newest(connection)
     asked = frozenset(ids)
-    for start in range(0, len(ids), _BATCH):
-        some = ids[start : start + _BATCH]
-        marks = ",".join("?" * len(some))
-        query = f"SELECT id, checksum, used, value FROM entry WHERE id IN ({marks})"  # noqa: S608 - marks alone
-        for entry, checksum, used, value in connection.execute(query, some):
-            if entry not in asked:
-                raise sqlite3.DatabaseError("its index leads to another entry")
-            if not isinstance(value, bytes) or checksum != _checksum(entry, value):
-                damaged.append(entry)
-                continue
-            values[entry] = value
-            if not isinstance(used, int) or used < newest - _FRESH:
-                stale.append(entry)
+    for entry, checksum, used, value in _rows(connection, "id, checksum, used, value", ids):
+        if entry not in asked:
+            raise sqlite3.DatabaseError("its index leads to another entry")
+        if not isinstance(value, bytes) or checksum != _checksum(entry, value):
+            damaged.append(entry)
+            continue
+        values[entry] = value
+        if not isinstance(used, int) or used < newest - _FRESH:
+            stale.append(entry)
     return values, damaged, stale, newest
 
 
 def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
     """Return the ids of entries that exist."""
-    found = []
+    return [entry for (entry,) in _rows(connection, "id", ids)]
+
+
+def _rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns of the entries that exist."""
     for start in range(0, len(ids), _BATCH):
         some = ids[start : start + _BATCH]
         marks = ",".join("?" * len(some))
-        query = f"SELECT id FROM entry WHERE id IN ({marks})"  # noqa: S608 - marks alone
-        found += [entry for (entry,) in connection.execute(query, some)]
-    return found
+        yield from connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some)  # noqa: S608 - no text
 
 
 def _touch(connection: sqlite3.Connection, ids: list[bytes], used: int) -> None:
@@ -346,7 +344,7 @@ def _bytes_in_use(connection: sqlite3.Connection) -> int:
 
 
 # Libraries whose results are cached: they read, check and encode documents and templates.
-_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pydantic", "pydantic_core", "pygit2", "yaml")
+_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 
 @cache

@@ -10,7 +10,6 @@ import secrets
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -25,44 +24,82 @@ ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _PROBES: Final = 10  # so often a lock is tried, each time after a pause: longer than `holder` takes to look
 _PAUSE_S: Final = 0.02
+_NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW  # never a file that exists, or a symlink
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Bring the file at ``path`` to ``content``, and wait until the disk has it; raises OSError.
+    """Replace the file at ``path``, and wait until the disk has the content. Raises OSError.
 
-    Whoever reads meanwhile sees the old content or the new. A crash leaves one of the two, and perhaps a file
-    ``.NAME.….new`` beside it. A symlink at ``path`` is replaced, not followed; ``mode`` holds whatever the umask is.
+    ``mode`` is exact, whatever the umask is. A symlink at ``path`` is replaced, not followed.
     """
-    with replacing(path, mode=mode) as file:
-        file.write(content)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _new_version(path.name, folder, mode=mode) as file:
+            file.write(content)
+    finally:
+        os.close(folder)
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o600) -> Iterator[IO[bytes]]:
-    """The same of what is written until the block ends; where that ends with an error, nothing is replaced."""
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-    new = Path(name)
+def _new_version(
+    name: str, folder: int, *, mode: int | None, old: os.stat_result | None = None, sync: bool = True
+) -> Iterator[IO[bytes]]:
+    """Yield an open file that takes the place of ``name`` in a folder when the block ends without an error.
+
+    Readers see the old content or the new. A crash leaves one of the two, and perhaps a file ``.gitboot-….new`` beside
+    it. The new file has exactly ``mode``; without ``mode`` the permissions of ``old``, or those that the umask leaves.
+    """
+    new = f".gitboot-{secrets.token_hex(8)}.new"
+    fd = os.open(new, NEW_FILE, 0o666 if mode is None else 0o600, dir_fd=folder)
     try:
         with os.fdopen(fd, "wb") as file:
+            if old is not None:
+                with suppress(OSError):  # only root may give files away
+                    os.fchown(fd, old.st_uid, old.st_gid)
+                os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+            if mode is not None:
+                os.fchmod(fd, mode)
             yield file
             file.flush()
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        new.rename(path)
+            if sync:
+                os.fsync(fd)
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with suppress(OSError):  # the first error says more
-            new.unlink(missing_ok=True)
+            os.unlink(new, dir_fd=folder)
         raise
-    _sync_folder(path.parent)
+    if sync:
+        sync_folder(".", folder)
 
 
-def _sync_folder(path: Path) -> None:
-    """Wait until the disk has a folder's names."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(path: Path | str, above: int | None = None) -> None:
+    """Wait until the disk has the names in a folder, which may be relative to an open one. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def open_lock(path: Path | str, folder: int | None = None, *, mode: int = 0o600) -> int:
+    """Open a lock file, or create it, and follow no symlink; ``path`` may be relative to an open folder.
+
+    Raises OSError.
+    """
+    return os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode, dir_fd=folder)
+
+
+def lock_file(fd: int, *, shared: bool = False, waits: bool = False) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it. Raises OSError.
+
+    With ``waits``, wait until no other process has locked the file.
+    """
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -73,7 +110,7 @@ def locked(path: Path, taken: str) -> Iterator[None]:
     goes with its process, however that ends. Its file stays: were it removed, one process could hold the removed file
     and another a new one.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_lock(path)
     try:
         if (other := take(fd)) is not None:
             raise LockedByAnother(f"{taken} by {other}")
@@ -83,9 +120,9 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 
 def take(fd: int) -> str | None:
-    """Lock an open file until it is closed, and write into it whose it is; where another process has it, say which."""
+    """Lock an open file until it is closed, and write this process into it; return the process that has locked it."""
     probes = 0
-    while not _flock(fd, fcntl.LOCK_EX):
+    while not lock_file(fd):
         if (probes := probes + 1) > _PROBES:
             return _written_in(fd) or "another process"
         time.sleep(_PAUSE_S)
@@ -99,25 +136,16 @@ def take(fd: int) -> str | None:
 def holder(path: Path) -> int | None:
     """The process on this machine that holds the lock file at ``path``; None where none does. Raises OSError."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
     except FileNotFoundError:
         return None
     try:
-        if _flock(fd, fcntl.LOCK_SH):
+        if lock_file(fd, shared=True):
             return None
         found = re.match(r"process (\d+) on ", _written_in(fd))
         return int(found[1]) if found else None
     finally:
         os.close(fd)
-
-
-def _flock(fd: int, kind: int) -> bool:
-    """Whether the lock was free."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _written_in(fd: int) -> str:
@@ -141,9 +169,7 @@ def read_private(file: Path) -> bytes:
 _STREAMS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")  # bash names process substitution /dev/fd/63
 _MAX_SYMLINKS: Final = 40  # on the way to one path, as in Linux (path_resolution(7))
-_NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_FOLLOW  # Linux has O_PATH
-_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 _NOT_REGULAR: Final = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
@@ -169,24 +195,15 @@ def write_output_file(
     """
     with _usage_error_for(path):
         if (descriptor := _descriptor_of_caller(path)) is not None:
-            _write_to_descriptor(descriptor, content)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
+                file.writelines(content)
             return
         with output_folder(path.parent, make=make_folders) as folder:
             old = _regular_file_at(path, folder)
-            new = f".gitboot-{secrets.token_hex(8)}.new"
-            fd = os.open(new, _NEW, 0o666, dir_fd=folder)
-            try:
-                with os.fdopen(fd, "wb") as file:
-                    _set_permissions(fd, old, mode)
-                    file.writelines(content)
-                    file.flush()
-                    if sync:
-                        os.fsync(fd)
-                os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(OSError):  # the first error says more
-                    os.unlink(new, dir_fd=folder)
-                raise
+            with _new_version(path.name, folder, mode=mode, old=old, sync=sync) as file:
+                file.writelines(content)
 
 
 def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_folders: bool = False) -> bool:
@@ -196,7 +213,7 @@ def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_fo
     """
     with _usage_error_for(path), output_folder(path.parent, make=make_folders) as folder:
         try:
-            fd = os.open(path.name, _NEW, mode, dir_fd=folder)
+            fd = os.open(path.name, NEW_FILE, mode, dir_fd=folder)
         except FileExistsError:
             return False
         try:
@@ -309,33 +326,36 @@ class _Walk:
             if name == "..":
                 if len(self.folders) > 1:  # the root directory is its own parent
                     os.close(self.folders.pop().fd)
-            elif (fd := self._enter(name, here, make=make)) is not None:
-                self._add(os.path.join(here.path, name), fd)
-            else:
+                self._names.pop()
+                continue
+            try:
+                fd = os.open(name, _FOLDER, dir_fd=here.fd)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with suppress(FileExistsError):  # another process may have created the folder
+                    os.mkdir(name, dir_fd=here.fd)
+                fd = os.open(name, _FOLDER, dir_fd=here.fd)
+            except OSError as error:
+                may_be_symlink = error.errno in (errno.ENOTDIR, errno.ELOOP)
+                if not may_be_symlink or not stat.S_ISLNK(os.lstat(name, dir_fd=here.fd).st_mode):
+                    raise
                 self._follow(name, here)
                 continue
+            self._add(os.path.join(here.path, name), fd)
             self._names.pop()
-
-    def _enter(self, name: str, here: _Folder, *, make: bool) -> int | None:
-        """Open a folder; None if the name is a symlink."""
-        try:
-            return os.open(name, _FOLDER, dir_fd=here.fd)
-        except FileNotFoundError:
-            if not make:
-                raise
-            with suppress(FileExistsError):  # another process may have created the folder
-                os.mkdir(name, dir_fd=here.fd)
-            return os.open(name, _FOLDER, dir_fd=here.fd)
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP) and _is_symlink(name, here.fd):
-                return None
-            raise
 
     def _follow(self, name: str, here: _Folder) -> None:
         """Put what a symlink contains in the place of its name."""
         target = os.readlink(name, dir_fd=here.fd)
         if here.is_guarded:
-            raise UsageError(_planted(self._asked, Path(here.path, name), target))
+            symlink = Path(here.path, name)
+            where = "" if self._asked.absolute() == symlink else f" on the way to {self._asked}"
+            raise UsageError(
+                f"{symlink}{where} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
+                "directory or in a Git work tree, because a commit can contain them: name what the symlink leads to, "
+                "or remove it"
+            )
         self._symlinks += 1
         if self._symlinks > _MAX_SYMLINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -349,28 +369,12 @@ class _Walk:
     def _add(self, path: str, fd: int) -> None:
         is_guarded = bool(self.folders) and self.folders[-1].is_guarded
         is_current = self._guard is not None and os.path.samestat(os.fstat(fd), self._guard)
-        self.folders.append(_Folder(path, fd, is_guarded or is_current or _has_git(fd)))
-
-
-def _has_git(folder: int) -> bool:
-    """Return whether a folder is the top of a Git work tree."""
-    try:
-        os.stat(".git", dir_fd=folder, follow_symlinks=False)
-    except OSError:  # missing, or in a folder that this user may not search and so cannot walk through either
-        return False
-    return True
-
-
-def _is_symlink(name: str, folder: int) -> bool:
-    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-
-
-def _planted(path: Path, symlink: Path, target: str) -> str:
-    where = "" if path.absolute() == symlink else f" on the way to {path}"
-    return (
-        f"{symlink}{where} is a symlink to {target!r}; gitboot does not follow symlinks below the current directory "
-        "or in a Git work tree, because a commit can contain them: name what the symlink leads to, or remove it"
-    )
+        try:
+            os.lstat(".git", dir_fd=fd)
+            has_git = True
+        except OSError:  # missing, or in a folder that this user may not search and so cannot walk through either
+            has_git = False
+        self.folders.append(_Folder(path, fd, is_guarded or is_current or has_git))
 
 
 @contextmanager
@@ -386,7 +390,7 @@ def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
     if path.name in ("", ".."):  # as in: /, .., folder/..
         raise UsageError(f"{path} is a directory: name a file")
     try:
-        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+        found = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
@@ -398,16 +402,6 @@ def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
         kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "no file")
         raise UsageError(f"{path} is {kind}: name a regular file, or a file that does not exist yet")
     return found
-
-
-def _set_permissions(fd: int, old: os.stat_result | None, mode: int | None) -> None:
-    """Give a new file the permissions of the file that it replaces, or exactly ``mode``."""
-    if old is not None:
-        with suppress(OSError):  # only root may give files away
-            os.fchown(fd, old.st_uid, old.st_gid)
-        os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
-    if mode is not None:
-        os.fchmod(fd, mode)
 
 
 def _descriptor_of_caller(path: Path) -> int | None:
@@ -428,13 +422,6 @@ def _descriptor_of_caller(path: Path) -> int | None:
     if not is_of_caller:
         raise UsageError(f"{path}: gitboot was started without this descriptor: open it, or name a file")
     return descriptor
-
-
-def _write_to_descriptor(descriptor: int, content: Iterable[bytes]) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
-        file.writelines(content)
 
 
 def file_below(root: Path, path: str) -> Path | None:
@@ -520,9 +507,7 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
     A tree that is lost is made anew. But where it is lost alone, its ledger cannot be told from an older copy.
     """
     found = filesystem_of(directory)
-    with suppress(OSError):  # where nothing can be written, the publication says so
-        if not _locks_hold(directory):
-            raise _without_locks(directory, found)
+    _check_locks(directory, found, must_be_writable=False)  # the publication says so
     if _NETWORK.fullmatch(found) and found not in accepted:
         warn(f"{directory} is on {found}: an endpoint on another machine may read older entries from what it remembers")
     elif found in _VOLATILE and found not in accepted and state.stat().st_dev != directory.stat().st_dev:
@@ -578,37 +563,28 @@ def _type_at(mounts: str, path: Path) -> str:
     return found[1]
 
 
-def _check_locks(directory: Path, found: str) -> None:
-    """Raise `UsageError` where a second process gets a lock that this one holds, or none can be had."""
-    try:
-        held = _locks_hold(directory)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be used: {error.strerror} ({found or 'unknown file system'})") from None
-    if not held:
-        raise _without_locks(directory, found)
+def _check_locks(directory: Path, found: str, *, must_be_writable: bool = True) -> None:
+    """Raise `UsageError` if a second process gets a lock that this one holds, or if no lock can be had.
 
-
-def _without_locks(directory: Path, found: str) -> UsageError:
-    return UsageError(
-        f"{directory} is on {found or 'a file system'} where the locks of two processes do not hold: choose another"
-    )
-
-
-def _locks_hold(directory: Path) -> bool:
-    """Whether a second process is kept out by a lock that this one holds. Raises OSError where none can be had.
-
-    Of a file system a second process is asked once: state, spool and output often share one.
+    A second process tries once for each file system: state, spool and output often share one.
     """
     probe = directory / f".gitboot-lock-{os.getpid()}"
     try:
         with probe.open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file.fileno())
             device = os.fstat(file.fileno()).st_dev
             if device not in _HOLDING:
                 command = [sys.executable, "-I", "-S", "-c", _TRY, str(probe)]
                 if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-                    return False
+                    raise UsageError(
+                        f"{directory} is on {found or 'a file system'} where the locks of two processes do not hold: "
+                        "choose another"
+                    )
                 _HOLDING.add(device)
-            return True
+    except OSError as error:
+        if must_be_writable:
+            unknown = found or "unknown file system"
+            raise UsageError(f"{directory} cannot be used: {error.strerror} ({unknown})") from None
     finally:
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error says more
+            probe.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from ipaddress import ip_address
 from pathlib import Path
@@ -309,6 +309,16 @@ def check_credentials(url: str, what: str = "the token", *, allow_token_over_htt
         )
 
 
+@cache
+def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
+    """Return the TLS context that all hosts share which trust one ``ca``, as PEM; None: what this machine trusts."""
+    context = ssl.create_default_context(cadata=ca)
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def trusted_certificates(ca_bundle: Path | None) -> ssl.SSLContext:
     """A TLS context that trusts what the machine trusts, and ``ca_bundle`` (PEM) besides; raises `UsageError`."""
     trusted = ssl.create_default_context()
@@ -360,14 +370,9 @@ class AnswerStream:
                 raise HostUnreachable(f"{self._host} answers more than {max_bytes:,} bytes")
         return content
 
-    @property
-    def is_at_end(self) -> bool:
-        """Whether the whole body was read, as far as its length is known."""
-        return self._answer.length_remaining == 0
-
     def close(self) -> None:
         """Keep the connection if the body was read, else end it: the rest may be gigabytes."""
-        if self.is_at_end:
+        if self._answer.length_remaining == 0:
             self._answer.drain_conn()
         else:
             self._answer.close()
@@ -420,7 +425,11 @@ class HttpClient:
         with self.stream(
             method, url, headers=sent, credentials=credentials, body=content, deadline_s=deadline_s
         ) as answer:
-            return _whole_answer(answer.status, answer.headers, answer.read_whole(max_bytes))
+            status, after = answer.status, answer.headers.get("Retry-After") or ""
+            content, found = answer.read_whole(max_bytes), None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(content)
+        return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)
 
     @contextmanager
     def stream(
@@ -571,12 +580,3 @@ def _reason(error: BaseException, limits: RequestLimits) -> str:
             case OSError(strerror=str(words)):
                 return words
     return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__
-
-
-def _whole_answer(status: int, headers: Mapping[str, str], content: bytes) -> WebAnswer:
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    after = headers.get("Retry-After") or ""
-    return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)

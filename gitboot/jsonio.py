@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, NewType, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, TypeVar
 
 if TYPE_CHECKING:
     from msgspec.json import Encoder
@@ -18,12 +19,20 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"
+_UNLESS_DEFAULT: Final = "unless default"
+_WRITE: Final = "write"
 LEFT_OUT: Final[Mapping[str, Any]] = {_KEY: None}  # metadata of a field that is nobody's business
+UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}  # of a field that JSON has if it is not its default
 
 
 def named(key: str) -> Mapping[str, Any]:
     """Metadata of a field that JSON calls otherwise."""
     return {_KEY: key}
+
+
+def written_by(write: Callable[[Any], Any], *, unless_default: bool = False) -> Mapping[str, Any]:
+    """Metadata of a field whose values a function writes as JSON values, unless they are text, numbers or null."""
+    return {_WRITE: write, _UNLESS_DEFAULT: unless_default}
 
 
 def facts(value: Any) -> Any:
@@ -55,9 +64,20 @@ def facts(value: Any) -> Any:
 _SEEN: Final[set[type]] = set()  # dataclasses, of which there are far more values than kinds
 
 
-def _of_fields(value: Any, keys: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    found = {key: getattr(value, name) for name, key in keys}
-    return {key: item if type(item) in _PLAIN else facts(item) for key, item in found.items()}
+class _Key(NamedTuple):
+    name: str
+    key: str
+    default: Any  # JSON does not have it; `MISSING`: JSON has whatever it is
+    write: Callable[[Any], Any]
+
+
+def _of_fields(value: Any, keys: tuple[_Key, ...]) -> dict[str, Any]:
+    found = {}
+    for name, key, default, write in keys:
+        item = getattr(value, name)
+        if default is MISSING or item != default:
+            found[key] = item if type(item) in _PLAIN else write(item)
+    return found
 
 
 def to_camel(name: str) -> str:
@@ -67,10 +87,16 @@ def to_camel(name: str) -> str:
 
 
 @cache
-def _keys(kind: type) -> tuple[tuple[str, str], ...]:
-    """The fields of a dataclass that JSON has, and what it calls them."""
-    keys = ((each.name, each.metadata.get(_KEY, to_camel(each.name))) for each in fields(kind))
-    return tuple((name, key) for name, key in keys if key is not None)
+def _keys(kind: type) -> tuple[_Key, ...]:
+    """The fields of a dataclass that JSON has, what it calls them, and how it has them."""
+    keys = []
+    for each in fields(kind):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        unless = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
+        key = each.metadata.get(_KEY, to_camel(each.name))
+        if key is not None:
+            keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, facts)))
+    return tuple(keys)
 
 
 def format_instant(at: datetime) -> str:
@@ -113,9 +139,16 @@ def decoder(kind: Any) -> Callable[[bytes], Any]:
     def make() -> Callable[[bytes], Any]:
         from msgspec.msgpack import Decoder
 
-        return Decoder(kind).decode
+        return Decoder(kind, dec_hook=_path_of).decode
 
     return _later(make)
+
+
+def _path_of(kind: type, text: object) -> Path:
+    """Return a path, which `gitboot.child_processes.encode` writes as text."""
+    if kind is not Path or not isinstance(text, str):
+        raise NotImplementedError(f"a message has no {kind.__name__}")
+    return Path(text)
 
 
 def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from enum import StrEnum
 from functools import cache
@@ -55,7 +56,7 @@ def keeping() -> Keeping:
     timex = _Timex()
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:  # not allowed here, or no such call
         return Keeping.UNKNOWN
-    return keeping_of(timex.status, timex.freq, timex.esterror, served=any(map(_exists, _SERVICES)))
+    return keeping_of(timex.status, timex.freq, timex.esterror, served=any(map(os.path.exists, _SERVICES)))
 
 
 def keeping_of(status: int, freq: int, esterror: int, *, served: bool) -> Keeping:
@@ -64,13 +65,6 @@ def keeping_of(status: int, freq: int, esterror: int, *, served: bool) -> Keepin
         return Keeping.SYNCHRONISED
     untouched = freq == 0 and esterror >= _NTP_PHASE_LIMIT_US
     return Keeping.UNKEPT if untouched and not served else Keeping.UNSYNCHRONISED
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except OSError:
-        return False
 
 
 def uptime() -> Uptime:

@@ -1,11 +1,12 @@
-"""Write docs/reference/ (every field, problem code, command and metric) and the example's CI, from the code itself.
+"""Write what is derived from the code: docs/reference/, the remedies and alerts of conditions, and the example's CI.
 
-`scripts/reference.py --check` says which file differs from what the code says.
+`scripts/reference.py --check` prints the files that differ from the code.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,9 @@ from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.metrics import families
-from gitboot.model.json_schema import KINDS, schema, schema_fields
+from gitboot.model.json_schema import KINDS, schema_fields
 from gitboot.problems import Code
+from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, ConditionType
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,10 +35,9 @@ def fields_page() -> str:
         "",
     ]
     for kind in KINDS:
-        document = schema(kind)
-        lines += [f"## {kind.__name__}", "", str(document["description"]), ""]
+        lines += [f"## {kind.__name__}", "", str(kind.__doc__), ""]
         lines += ["| field | type | |", "|---|---|---|"]
-        for field in schema_fields(document):
+        for field in schema_fields(kind):
             need = "*required.* " if field.is_required else ""
             description = field.description.replace("|", "\\|")
             lines.append(f"| `{field.path}` | {field.type} | {need}{description} |")
@@ -200,6 +201,59 @@ def exits_page() -> str:
     return "\n".join([*lines, ""])
 
 
+def remedies_page() -> str:
+    """Return docs/operations.md with the remedies of `CONDITIONS`. The page has the meaning of each reason."""
+    found = set[tuple[str, str]]()
+
+    def row(match: re.Match[str]) -> str:
+        key = match["type"], match["reason"] or ANY
+        found.add(key)
+        if key not in declared:
+            raise SystemExit(f"docs/operations.md: gitboot/status/conditions.py declares no {' '.join(key)}")
+        line = declared[key].replace("|", "\\|")
+        return f"{match[1]}`{line}` |"
+
+    declared = {(each.name, reason): line for each in CONDITIONS.values() for reason, line in each.remedies.items()}
+    text = (ROOT / "docs" / "operations.md").read_text()
+    pattern = r"^(\| `(?P<type>[\w/]+)` \| (?:`(?P<reason>\w+)`|any(?: other)?) \| [^|]+ \| )`.+` \|$"
+    text = re.sub(pattern, row, text, flags=re.MULTILINE)
+    if lacking := sorted(declared.keys() - found):
+        raise SystemExit(f"docs/operations.md: the table needs rows for {lacking}")
+    return text
+
+
+def alerts_file() -> str:
+    """Return docs/monitoring/alerts.yml with expressions, durations and labels of `CONDITIONS`. It has the texts."""
+    text = (ROOT / "docs" / "monitoring" / "alerts.yml").read_text()
+    for declared in CONDITIONS.values():
+        for alert in declared.alerts:
+            expressions = [_expression(declared, alert), *filter(None, [alert.also])]
+            shown = (
+                "\n          ".join([">-", *expressions])
+                if len(expressions) > 1 or "\n" in expressions[0]
+                else expressions[0]
+            )
+            rule = (
+                f"      - alert: {alert.name}\n        expr: {shown}\n        for: {alert.after}\n"
+                f"        labels: {{severity: {alert.severity}, condition: {declared.name}}}\n"
+            )
+            pattern = rf"      - alert: {alert.name}\n.*?\n        labels: .*?\n"
+            text, number = re.subn(pattern, lambda _, rule=rule: rule, text, flags=re.DOTALL)
+            if number != 1:
+                raise SystemExit(f"docs/monitoring/alerts.yml: write summary, description and runbook of {alert.name}")
+    return text
+
+
+def _expression(declared: ConditionType, alert: Alert) -> str:
+    if declared.name == BMC:  # the metrics count the BMCs by reason
+        return f"sum without (reason) (gitboot_bmc_conditions{{reason{alert.reasons}}}) > 0"
+    if alert.reasons:
+        return f'gitboot_condition_reason{{type="{declared.name}",reason{alert.reasons}}} == 1'
+    others = [_expression(declared, each) for each in declared.alerts if each.reasons]
+    unless = "".join(f"\n          unless on (job, instance) {each}" for each in others)
+    return f'gitboot_condition{{type="{declared.name}",status="false"}} == 1{unless}'
+
+
 def files() -> Iterator[tuple[Path, str]]:
     """Every file that is made from the code, and its text."""
     for name, page in (
@@ -212,6 +266,8 @@ def files() -> Iterator[tuple[Path, str]]:
         ("exits", exits_page),
     ):
         yield ROOT / "docs" / "reference" / f"{name}.md", page()
+    yield ROOT / "docs" / "operations.md", remedies_page()
+    yield ROOT / "docs" / "monitoring" / "alerts.yml", alerts_file()
     for name in CI:
         yield ROOT / "example-repo" / name, seed(name)
 

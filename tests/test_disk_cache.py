@@ -564,15 +564,6 @@ def answer(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def test_a_header_that_asks_for_a_wal_gets_none(filled: Path) -> None:
-    sql(filled, "PRAGMA journal_mode = WAL")
-    said: list[str] = []
-    with DiskCache(filled, said.append) as cache:
-        cache.insert_many("kind", ROWS)
-        assert list(filled.parent.iterdir()) == [filled]
-    assert said == [f"the cache {filled} is made anew: it has a write-ahead log"]
-
-
 # The digest of the program
 
 

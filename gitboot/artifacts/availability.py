@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from threading import Event, Lock
@@ -17,7 +17,7 @@ import msgspec
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import decoder
-from gitboot.resolve.server_decision import Boot, BootFile, Decisions
+from gitboot.resolve.server_decision import BootFile, Decisions
 
 
 class Cache(Protocol):
@@ -154,7 +154,10 @@ def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sigh
                 return Sighting(presence=Presence.WRONG, message=f"it goes on after {most} bytes", head=content.head)
             if stopped():
                 raise HostUnreachable("it was not read to its end")
-    return judge_content(file, content.head, digest.hexdigest(), size)
+    if digest.hexdigest() != file.sha256:
+        message = f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}"
+        return Sighting(presence=Presence.WRONG, message=message, head=content.head)
+    return Sighting(presence=Presence.VERIFIED, head=content.head)
 
 
 def look_at_all(
@@ -194,39 +197,25 @@ class NamedArtifact:
     by_firmware: bool  # whether UEFI HTTP boot fetches it itself
 
 
-@dataclass(slots=True)
-class _Needs:
-    images: set[str] = field(default_factory=set)
-    sites: set[str] = field(default_factory=set)
-    servers: set[str] = field(default_factory=set)
-    by_firmware: bool = False
-
-    def note(self, boot: Boot, file: BootFile, site: str, server: str | None) -> None:
-        self.images.add(boot.image)
-        self.sites.add(site)
-        self.servers |= {server} if server is not None else set()
-        self.by_firmware |= boot.http_boot_file == file
-
-
 def named_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NamedArtifact, ...]:
     """Every artifact that any server, or an unknown machine, may be told to fetch, by URL; ``sites`` are by server."""
-    found: defaultdict[BootFile, _Needs] = defaultdict(_Needs)
+    uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
     for server, decision in decisions.servers.items():
         for boot in decision.boots:
             for file in boot.fetched:
-                found[file].note(boot, file, sites.get(server, ""), server)
+                uses[file].add((boot.image, sites.get(server, ""), server, boot.http_boot_file == file))
     for boot in (decisions.unknown or {}).values():
         for file in boot.fetched:
-            found[file].note(boot, file, "", None)
+            uses[file].add((boot.image, "", None, boot.http_boot_file == file))
     return tuple(
         NamedArtifact(
             file=file,
-            images=tuple(sorted(needs.images)),
-            sites=tuple(sorted(needs.sites)),
-            servers=len(needs.servers),
-            by_firmware=needs.by_firmware,
+            images=tuple(sorted({image for image, *_ in uses[file]})),
+            sites=tuple(sorted({site for _, site, *_ in uses[file]})),
+            servers=len({server for _, _, server, _ in uses[file]} - {None}),
+            by_firmware=any(by_firmware for *_, by_firmware in uses[file]),
         )
-        for file, needs in sorted(found.items(), key=lambda each: (each[0].url, each[0].sha256, each[0].size or 0))
+        for file in sorted(uses, key=lambda each: (each.url, each.sha256, each.size or 0))
     )
 
 
@@ -238,17 +227,15 @@ def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
             file = replace(each.file, url=each.file.source, source=None)
             each = replace(each, file=file, by_firmware=False)  # it is served under another name
         other = found.get(each.file)
-        found[each.file] = _together(each, other) if other is not None else each
+        if other is not None:
+            each = replace(
+                each,
+                images=tuple(sorted({*each.images, *other.images})),
+                sites=tuple(sorted({*each.sites, *other.sites})),
+                servers=each.servers + other.servers,
+            )
+        found[each.file] = each
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256, each.file.size or 0)))
-
-
-def _together(one: NamedArtifact, other: NamedArtifact) -> NamedArtifact:
-    return replace(
-        one,
-        images=tuple(sorted({*one.images, *other.images})),
-        sites=tuple(sorted({*one.sites, *other.sites})),
-        servers=one.servers + other.servers,
-    )
 
 
 LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
@@ -304,14 +291,6 @@ def judge(file: BootFile, head: ArtifactHead, before: Sighting | None = None) ->
     if before is not None and was_read and head.version is not None and head.version == before.head.version:
         return Sighting(presence=before.presence, message=before.message, head=head)
     return Sighting(presence=Presence.FOUND, head=head)
-
-
-def judge_content(file: BootFile, head: ArtifactHead, digest: str, size: int) -> Sighting:
-    """What follows from an artifact's having been read."""
-    if digest != file.sha256:
-        message = f"its {size} bytes have the sha256 {digest}, and the image says {file.sha256}"
-        return Sighting(presence=Presence.WRONG, message=message, head=head)
-    return Sighting(presence=Presence.VERIFIED, head=head)
 
 
 _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -133,64 +133,45 @@ def place(
     """
     placed = []
     for loader in LOADERS:
-        outcome = _place(loader, _targets(loader.path, out, tftp), base_url, systems)
+        found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
+        if isinstance(found, str):
+            outcome = Placed(path=loader.path, outcome=Placement.MISSING, message=found)
+        else:
+            content, source = found
+            is_new = _written(loader.path, out, tftp, content)
+            outcome = Placed(
+                path=loader.path,
+                outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
+                message=source,
+                sha256=sha256(content).hexdigest(),
+            )
         report(outcome)
         placed.append(outcome)
-    _written(MANIFEST, _targets(MANIFEST, out, tftp), _manifest(placed))
+    files = facts([each for each in placed if each.sha256 is not None])
+    document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
+    _written(MANIFEST, out, tftp, (json.dumps(document, indent=2) + "\n").encode())
     return tuple(placed)
 
 
-def _targets(path: str, out: Path, tftp: Path | None) -> list[Path]:
-    targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
-    return [*targets, out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else targets
-
-
-def _place(loader: Packaged | Built, targets: list[Path], base_url: str, systems: Sequence[Path]) -> Placed:
-    found = _copied(loader, systems) if isinstance(loader, Packaged) else _built(loader, base_url, systems)
-    if isinstance(found, _Missing):
-        return Placed(path=loader.path, outcome=Placement.MISSING, message=found.message)
-    content, source = found
-    return Placed(
-        path=loader.path,
-        outcome=Placement.PLACED if _written(loader.path, targets, content) else Placement.UNCHANGED,
-        message=source,
-        sha256=sha256(content).hexdigest(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Missing:
-    message: str
-
-
-def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | _Missing:
+def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+    """Return the content of a loader and its file, or what to do about a loader that is missing."""
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
             return file.read_bytes(), str(file)
-    return _Missing(f"install the package {loader.package}")
+    return f"install the package {loader.package}"
 
 
-def _manifest(placed: Iterable[Placed]) -> bytes:
-    files = facts([each for each in placed if each.sha256 is not None])
-    document = {"apiVersion": "gitboot.dev/v1alpha1", "version": __version__, "items": files}
-    return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def _written(path: str, targets: list[Path], content: bytes) -> bool:
-    """Whether any of the targets had to be written."""
+def _written(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
+    """Write a file to each place that it has, readable to all; return whether any of them had to be written."""
+    targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
+    targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     try:
-        written = [_write(target, content) for target in targets]
+        differing = [target for target in targets if read_output_file(target) != content]
+        for target in differing:
+            write_output_file(target, [content], mode=0o644, make_folders=True, sync=True)
     except UsageError as error:
         raise AssetError(f"{path} cannot be placed: {error}") from error
-    return any(written)
-
-
-def _write(path: Path, content: bytes) -> bool:
-    """Whether the file had to be written; it is replaced as a whole, and readable to all."""
-    if read_output_file(path) == content:
-        return False
-    write_output_file(path, [content], mode=0o644, make_folders=True, sync=True)
-    return True
+    return bool(differing)
 
 
 # GRUB
@@ -234,41 +215,32 @@ exit
 """
 
 
-def _built(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | _Missing:
+def _built(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+    """Return a new GRUB image and how it was built, or what to do about what it lacks. Raises `AssetError`."""
     if urlsplit(base_url).scheme != "http":
-        return _Missing(f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http")
+        return f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
     if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
-        return _Missing(f"install the package {loader.package}")
+        return f"install the package {loader.package}"
     if (program := shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")) is None:
-        return _Missing("install the package grub-common, which has grub-mkimage")
+        return "install the package grub-common, which has grub-mkimage"
+    optional = [name for name in _OPTIONAL if (modules / f"{name}.mod").is_file()]
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
-        memory_disk.write_bytes(_memory_disk(first_grub_configuration(base_url).encode()))
+        # grub-mkstandalone's memory disk holds the instant, and every module once more.
+        configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
+        entry.size = len(configuration)
+        with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            tar.addfile(entry, BytesIO(configuration))
         command = [
             *(program, f"--format={loader.target}", f"--directory={modules}", f"--output={image}"),
-            *(f"--memdisk={memory_disk}", "--prefix=(memdisk)/boot/grub", *_present(modules)),
+            *(f"--memdisk={memory_disk}", "--prefix=(memdisk)/boot/grub", *_MODULES, *optional),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             last = done.stderr.strip().rpartition("\n")[2]
             raise AssetError(f"{loader.path} cannot be built: {last} (is {loader.package} whole?)")
         return image.read_bytes(), f"grub-mkimage of {modules}"
-
-
-def _memory_disk(configuration: bytes) -> bytes:
-    """A tar of ``boot/grub/grub.cfg``; grub-mkstandalone's holds the instant, and every module once more."""
-    archive = BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        entry = tarfile.TarInfo("boot/grub/grub.cfg")
-        entry.size = len(configuration)
-        tar.addfile(entry, BytesIO(configuration))
-    return archive.getvalue()
-
-
-def _present(modules: Path) -> Iterator[str]:
-    yield from _MODULES
-    yield from (name for name in _OPTIONAL if (modules / f"{name}.mod").is_file())
 
 
 HEAD: Final = 4096  # bytes of a file that hold its headers, with room to spare

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -32,11 +32,9 @@ class Fetchers:
         raise HostUnreachable(f"nothing here can fetch {url}")
 
     def head(self, url: str) -> ArtifactHead:
-        """What is said of an artifact without reading it."""
         return self._of(url).head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset on, or all of it."""
         return self._of(url).read(url, offset)
 
 
@@ -48,13 +46,11 @@ class FirstOf:
         self._first, self._second, self._unless = first, second, unless
 
     def head(self, url: str) -> ArtifactHead:
-        """What is said of an artifact without reading it."""
         with suppress(self._unless):
             return self._first.head(url)
         return self._second.head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read an artifact from an offset on, or all of it."""
         with suppress(self._unless):
             self._first.head(url)
             return self._first.read(url, offset)
@@ -85,16 +81,9 @@ class WebFetcher:
         with self._answer("GET", url, {}) as answer:
             return _head_of(answer, url)
 
-    @contextmanager
-    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
         """Read it by GET, in a range where that is asked for and given."""
-        wanted = {"Range": f"bytes={offset}-"} if offset else {}
-        with self._answer("GET", url, wanted) as answer:
-            if answer.status != _NO_RANGE:
-                yield Content(_head_of(answer, url), _offset_of(answer, offset), _chunks(answer))
-                return
-        with self.read(url) as content:
-            yield content
+        return _content(partial(self._answer, "GET", url), partial(_head_of, url=url), offset)
 
     @contextmanager
     def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
@@ -112,27 +101,46 @@ def _head_of(answer: AnswerStream, url: str) -> ArtifactHead:
         raise ArtifactMissing(f"{host_of(url)} answers {answer.status}")
     if answer.status not in (200, 206):
         raise HostUnreachable(f"{host_of(url)} answers {answer.status}")
-    headers = answer.headers
-    size = _number(headers.get("Content-Length")) if not headers.get("Content-Encoding") else None
-    if answer.status == 206:
-        size = _number(headers.get("Content-Range", "").rpartition("/")[2])
-    named = [given for name in ("ETag", "Last-Modified") if (given := headers.get(name))]
+    size = _size_of(answer)
+    named = [given for name in ("ETag", "Last-Modified") if (given := answer.headers.get(name))]
     return ArtifactHead(
         size=size,
-        content_type=headers.get("Content-Type"),
+        content_type=answer.headers.get("Content-Type"),
         version=" ".join((*named, str(size))) if named else None,
         led_to=answer.led_to,
     )
 
 
-def _offset_of(answer: AnswerStream, wanted: int) -> int:
-    """Where a body begins in the whole."""
-    if answer.status != 206:
-        return 0
-    first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    if _number(first) != wanted:
-        raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {first or 'none'}")
-    return wanted
+@contextmanager
+def _content(
+    open_answer: Callable[[Mapping[str, str]], AbstractContextManager[AnswerStream]],
+    head_of: Callable[[AnswerStream], ArtifactHead],
+    wanted: int,
+) -> Iterator[Content]:
+    """Yield what follows ``wanted`` bytes, or all of it if the server does not give that. ``open_answer`` gets headers.
+
+    Raises `HostUnreachable` for another part of it.
+    """
+    with open_answer({"Range": f"bytes={wanted}-"} if wanted else {}) as answer:
+        if answer.status != _NO_RANGE:
+            is_part = answer.status == 206
+            first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+            if is_part and _number(first) != wanted:
+                given = first or "none"
+                raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {given}")
+            yield Content(head_of(answer), wanted if is_part else 0, _chunks(answer))
+            return
+    if not wanted:
+        raise HostUnreachable(f"no range was asked for, and the answer is {_NO_RANGE}")
+    with _content(open_answer, head_of, 0) as content:
+        yield content
+
+
+def _size_of(answer: AnswerStream) -> int | None:
+    """Return the size of all of it in bytes; None if the answer does not tell that."""
+    if answer.status == 206:
+        return _number(answer.headers.get("Content-Range", "").rpartition("/")[2])
+    return _number(answer.headers.get("Content-Length")) if not answer.headers.get("Content-Encoding") else None
 
 
 def _number(text: str | None) -> int | None:
@@ -212,12 +220,15 @@ class RegistryFetcher:
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
         """Read a blob, in a range where that is asked for and given."""
-        wanted = {"Range": f"bytes={offset}-"} if offset else {}
-        with _told(), self._registries.blob(OciReference.parse(url), headers=wanted) as answer:
-            if answer.status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                yield Content(_head_of_blob(answer, url), _offset_of_blob(answer, offset), _chunks(answer))
-                return
-        with self.read(url) as content:
+        reference = OciReference.parse(url)
+        with (
+            _told(),
+            _content(
+                lambda headers: self._registries.blob(reference, headers=headers),
+                partial(_head_of_blob, url=url),
+                offset,
+            ) as content,
+        ):
             yield content
 
 
@@ -234,16 +245,4 @@ def _told() -> Iterator[None]:
 
 def _head_of_blob(answer: AnswerStream, url: str) -> ArtifactHead:
     """A blob's version is its digest: it changes with the content."""
-    given = answer.headers.get("Content-Length", "")
-    if answer.status == HTTPStatus.PARTIAL_CONTENT:
-        given = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    return ArtifactHead(size=_number(given), version=url.rpartition("@")[2])
-
-
-def _offset_of_blob(answer: AnswerStream, wanted: int) -> int:
-    """Where a body begins in the whole."""
-    if answer.status != HTTPStatus.PARTIAL_CONTENT:
-        return 0
-    if not answer.headers.get("Content-Range", "").startswith(f"bytes {wanted}-"):
-        raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given something else")
-    return wanted
+    return ArtifactHead(size=_size_of(answer), version=url.rpartition("@")[2])

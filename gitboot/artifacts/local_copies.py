@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -20,7 +19,7 @@ from typing import Final
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
-from gitboot.files import check_output_folder, output_folder
+from gitboot.files import check_output_folder, lock_file, output_folder, sync_folder
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
@@ -78,41 +77,29 @@ def mirror_all(
 def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Callable[[], bool]) -> MirroredArtifact:
     source = file.source or ""
     target = root / path
-    part = f".{target.name}{_PART}"
+    part, is_there = f".{target.name}{_PART}", False
     try:
         with output_folder(target.parent, make=True) as folder:
-            if _is_file(target.name, folder):
+            with suppress(FileNotFoundError):
+                is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
+            if is_there:
                 os.utime(target.name, dir_fd=folder)  # `prune` goes by when it was last named
                 return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
-            with _leaving_room(part, folder):
+            try:
                 _fetch(fetcher, file, source, part, folder, stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-                _sync(folder)
+                sync_folder(".", folder)
+            except OSError as error:
+                if error.errno in _FULL:  # boot files have to be written there, too
+                    with suppress(FileNotFoundError):
+                        os.unlink(part, dir_fd=folder)
+                raise
     except (ArtifactMissing, HostUnreachable, UsageError, _AnotherFile) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
         message = f"{target}: {error.strerror}"
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=message)
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
-
-
-def _is_file(name: str, folder: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-@contextmanager
-def _leaving_room(part: str, folder: int) -> Iterator[None]:
-    """Delete what was fetched if the disk is full: boot files have to be written there, too."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            with suppress(FileNotFoundError):
-                os.unlink(part, dir_fd=folder)
-        raise
 
 
 class _AnotherFile(Exception):
@@ -125,10 +112,8 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "expected a regular file")
-        try:
-            fcntl.flock(written, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise HostUnreachable("another process brings it") from None
+        if not lock_file(fd):
+            raise HostUnreachable("another process brings it")
         written.seek(0)
         digest, size, most_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
         while chunk := written.read(CHUNK):
@@ -153,14 +138,6 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
         raise _AnotherFile(f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}")
-
-
-def _sync(folder: int) -> None:
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def prune(root: Path, needed: Collection[str], before_s: float) -> list[str]:

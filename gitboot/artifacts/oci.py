@@ -55,7 +55,11 @@ class Registries:
         Raises `RegistryRefused`, `NotInRegistry`, `HostUnreachable`.
         """
         with self._opened(reference, "manifests", {"Accept": ", ".join(MANIFESTS)}) as answer:
-            content = _whole(answer, reference)
+            content = b""
+            while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
+                content += chunk
+        if len(content) > _LARGEST_MANIFEST:
+            raise RegistryRefused(f"{reference}: a manifest of more than {_LARGEST_MANIFEST >> 20} MiB")
         found = Digest(sha256(content).hexdigest())
         if reference.digest not in (None, found):
             raise RegistryRefused(f"{reference} is not what the registry answered, which is sha256:{found}")
@@ -168,15 +172,6 @@ def _good(answer: AnswerStream, reference: OciReference) -> AnswerStream:
 def _check_answered(status: int, host: str) -> None:
     if status in _AGAIN:
         raise HostUnreachable(f"{host} answers {status}: not now")
-
-
-def _whole(answer: AnswerStream, reference: OciReference) -> bytes:
-    content = b""
-    while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
-        content += chunk
-    if len(content) > _LARGEST_MANIFEST:
-        raise RegistryRefused(f"{reference}: a manifest of more than {_LARGEST_MANIFEST >> 20} MiB")
-    return content
 
 
 MANIFESTS: Final = (
@@ -456,17 +451,13 @@ def resolve(
         architectures = {only: _artifacts(found.layers, reference)}
     else:
         manifests = chosen(found.manifests or (), cname, str(reference))
-        architectures = {
-            each: _image(reference.at(manifest.sha256), registries)
-            for each, manifest in manifests.items()
-            if architecture in (None, each)
-        }
+        architectures = {}
+        for each, manifest in manifests.items():
+            if architecture in (None, each):
+                at = reference.at(manifest.sha256)
+                layers = parse_manifest(registries.manifest(at)[1], str(at)).layers
+                architectures[each] = _artifacts(layers or (), at)
     return Resolved(image=reference.at(digest), architectures={str(each): has for each, has in architectures.items()})
-
-
-def _image(reference: OciReference, registries: Registries) -> dict[str, Any]:
-    _, content = registries.manifest(reference)
-    return _artifacts(parse_manifest(content, str(reference)).layers or (), reference)
 
 
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
@@ -489,7 +480,12 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
     @cache
     def hint(image: str) -> str:
         try:
-            return "; ".join(_lines(resolve(OciReference.parse(image), registries)))
+            lines = []
+            for architecture, artifacts in resolve(OciReference.parse(image), registries).architectures.items():
+                for role, artifact in artifacts.items():
+                    urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
+                    lines.append(f"{architecture}.{role} is {', '.join(urls)}")
+            return "; ".join(lines)
         except (HostUnreachable, OperatorError) as error:
             return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
 
@@ -499,10 +495,3 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
         else problem
         for problem in problems
     )
-
-
-def _lines(found: Resolved) -> Iterator[str]:
-    for architecture, artifacts in found.architectures.items():
-        for role, artifact in artifacts.items():
-            urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
-            yield f"{architecture}.{role} is {', '.join(urls)}"

@@ -16,7 +16,7 @@ from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.jsonio import Digest
-from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
+from gitboot.model.boot_image import Artifact, BootImage, Checksums, Signature
 from gitboot.model.scalars import Path as Field
 from gitboot.resolve.boot_composition import fetched_from
 from gitboot.text import printable
@@ -168,8 +168,12 @@ class SignatureCheck:
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
-            for at, artifact in _each(artifacts):
-                if only is not None and artifact.sha256 not in only:
+            found: list[tuple[Field, Artifact | None]] = [
+                ((name,), getattr(artifacts, name)) for name in ("kernel", "rootfs", "uki", "iso", "loader")
+            ]
+            found += [(("initrds", number), initrd) for number, initrd in enumerate(artifacts.initrds)]
+            for at, artifact in found:
+                if artifact is None or (only is not None and artifact.sha256 not in only):
                     continue
                 by, fault = None, None
                 try:
@@ -181,7 +185,13 @@ class SignatureCheck:
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:
-            return self._signer_of(artifact, artifact.signature)
+            kind, url = _where(artifact.signature)
+            detached = self._small(url, _LARGEST_SIGNATURE)
+            with TemporaryDirectory(prefix="gitboot-") as folder:
+                file = Path(folder, "file")
+                if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
+                    self._fetch(artifact, file)
+                return self._keys.signer(kind, detached, file, artifact.sha256)
         if checksums is None:
             return None
         digests, by = self._listed(checksums)
@@ -189,35 +199,24 @@ class SignatureCheck:
             raise Distrusted(f"not in the list at {checksums.url}, which is signed by {by}")
         return by
 
-    def _signer_of(self, artifact: Artifact, signature: Signature) -> str:
-        kind, url = _where(signature)
-        detached = self._small(url, _LARGEST_SIGNATURE)
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "file")
-            if kind is not SignatureKind.SIGSTORE:  # whose signature is of the digest
-                self._fetch(artifact, file)
-            return self._keys.signer(kind, detached, file, artifact.sha256)
-
     def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
         """The digests in a signed list, and who has signed it; raises `Distrusted`."""
         if checksums not in self._lists:
+            kind, url = _where(checksums.signature)
             try:
-                self._lists[checksums] = self._list(checksums)
+                content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
+                with TemporaryDirectory(prefix="gitboot-") as folder:
+                    file = Path(folder, "list")
+                    file.write_bytes(content)
+                    by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
+                lines = _LINE.finditer(content.decode(errors="replace"))
+                self._lists[checksums] = frozenset(match[1] or match[2] for match in lines), by
             except Distrusted as error:
                 self._lists[checksums] = error
         found = self._lists[checksums]
         if isinstance(found, Distrusted):
             raise found
         return found
-
-    def _list(self, checksums: Checksums) -> tuple[frozenset[str], str]:
-        kind, url = _where(checksums.signature)
-        content, detached = self._small(checksums.url, _LARGEST_LIST), self._small(url, _LARGEST_SIGNATURE)
-        with TemporaryDirectory(prefix="gitboot-") as folder:
-            file = Path(folder, "list")
-            file.write_bytes(content)
-            by = self._keys.signer(kind, detached, file, Digest(sha256(content).hexdigest()))
-        return frozenset(match[1] or match[2] for match in _LINE.finditer(content.decode(errors="replace"))), by
 
     def _small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
@@ -256,11 +255,3 @@ _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-
 def _where(signature: Signature) -> tuple[SignatureKind, str]:
     found = ((kind, getattr(signature, kind)) for kind in SignatureKind)
     return next((kind, url) for kind, url in found if url is not None)
-
-
-def _each(artifacts: Artifacts) -> Iterator[tuple[Field, Artifact]]:
-    for name in ("kernel", "rootfs", "uki", "iso", "loader"):
-        if (artifact := getattr(artifacts, name)) is not None:
-            yield (name,), artifact
-    for number, initrd in enumerate(artifacts.initrds):
-        yield ("initrds", number), initrd

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gitboot.child_processes import output_of
@@ -33,7 +33,7 @@ _ONLY_BY_NAME: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unsp
 
 
 def pair_of(bmc: BmcAccess) -> Pair:
-    """Who is sent which credentials."""
+    """Return where a BMC answers, and the name of the credentials that it is sent."""
     return origin_of(bmc.address), bmc.credentials
 
 
@@ -52,7 +52,7 @@ class Credentials:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """What the instance says of credentials."""
+    """The content of `FILE`: where credentials may be used, and how."""
 
     file: Path  # where it says so, or would
     networks: tuple[IPv4Network | IPv6Network, ...] = ()  # in which they may be used
@@ -71,7 +71,7 @@ class Trust:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
-        """Whether it says enough of a BMC; which address a name has is looked at when it is resolved."""
+        """Return whether a BMC may be sent the credentials. The addresses of a name are checked when it is resolved."""
         try:
             self.allowed(bmc, known=False)
         except BmcNotTrusted:
@@ -79,9 +79,9 @@ class Trust:
         return True
 
     def allowed(self, bmc: BmcAccess, *, known: bool) -> Allowed:
-        """The addresses at which a BMC may be sent the credentials.
+        """Return the addresses at which a BMC may be sent the credentials.
 
-        ``known``: the pair of the two stands in the ledger. Raises `BmcNotTrusted` where there is none.
+        ``known``: the ledger has the pair of both. Raises `BmcNotTrusted` if no address is allowed.
         """
         self._check_channel(bmc)
         host, literal = _host(bmc), _literal(bmc)
@@ -102,15 +102,15 @@ class Trust:
         )
 
     def certificate(self, bmc: BmcAccess) -> str | None:
-        """The fingerprint by which alone a BMC is known, where the instance names it."""
+        """Return the fingerprint of the certificate that the instance names for a BMC."""
         return dict(self.certificates).get(_host(bmc))
 
     def trusted_authority(self, bmc: BmcAccess) -> str | None:
-        """Whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
+        """Return whose certificate a BMC has to show, as PEM; None: the machine's own authorities."""
         return bmc.ca or self._own_authority(bmc)
 
     def _own_authority(self, bmc: BmcAccess) -> str | None:
-        """The authority that the instance itself names for a BMC."""
+        """Return the authority that the instance itself names for a BMC."""
         host, literal = _host(bmc), _literal(bmc)
         for place, authority in self.authorities:
             if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
@@ -119,26 +119,18 @@ class Trust:
 
     def _check_channel(self, bmc: BmcAccess) -> None:
         """How a BMC is reached may be less safe than it could be only where the instance says so."""
-        by_authority = _is_https(bmc) and self.certificate(bmc) is None
-        for is_so, is_allowed, what, key in (
-            (_is_http(bmc), self.http, "it is reached unencrypted", "http"),
-            (bmc.by_ipmi, self.ipmi, "IPMI hands a hash of the password to whoever asks", "ipmi"),
-            (by_authority and not bmc.verify, self.unverified, "nobody verifies its certificate", "unverified"),
-            (
-                by_authority and bmc.verify and bmc.ca is not None,
-                self.repository_authorities,
-                "its authority is out of the repository",
-                "repository-authorities",
-            ),
-        ):
-            if is_so and not is_allowed:
+        by_authority = self.certificate(bmc) is None
+        for channel in _CHANNELS:
+            if not channel.is_of(bmc) or getattr(self, channel.key.replace("-", "_")):
+                continue
+            if by_authority or not channel.of_certificate:
                 raise BmcNotTrusted(
-                    f"{bmc.address} is sent no credentials {bmc.credentials}: {what}, and {self.file} does not say "
-                    f"{key} = true; gitboot bmc access-files prints what that file may say"
+                    f"{bmc.address} is sent no credentials {bmc.credentials}: {channel.what}, and {self.file} does not "
+                    f"say {channel.key} = true; gitboot bmc access-files prints what that file may say"
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:
-        """Whether whoever answers has to prove by the instance's own authority, or word, that it is one of its BMCs."""
+        """Return whether a BMC has to prove who it is by an authority, or a certificate, that the instance names."""
         if _is_https(bmc) and self.certificate(bmc) is not None:
             return True
         return self._own_authority(bmc) is not None and _is_https(bmc) and bmc.verify and bmc.ca is None
@@ -153,8 +145,51 @@ class Trust:
         return self._within(plain) or not any(getattr(plain, each) for each in _ONLY_BY_NAME)
 
 
+class _Channel(NamedTuple):
+    """A way to reach BMCs that is less safe than another, and that the instance has to allow."""
+
+    key: str  # in `FILE`
+    is_of: Callable[[BmcAccess], bool]
+    what: str  # is the matter with it
+    why: str  # the same, beside the key
+    of_certificate: bool = False  # whether a certificate that the instance names makes up for it
+
+
+def _is_http(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "http"
+
+
+def _is_https(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "https"
+
+
+_CHANNELS: Final = (
+    _Channel("http", _is_http, "it is reached unencrypted", "unencrypted"),
+    _Channel(
+        "ipmi",
+        lambda bmc: bmc.by_ipmi,
+        "IPMI hands a hash of the password to whoever asks",
+        "a hash of the password goes to whoever asks",
+    ),
+    _Channel(
+        "unverified",
+        lambda bmc: _is_https(bmc) and not bmc.verify,
+        "nobody verifies its certificate",
+        "verify: false",
+        of_certificate=True,
+    ),
+    _Channel(
+        "repository-authorities",
+        lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
+        "its authority is out of the repository",
+        f"better: the authority as {AUTHORITY}",
+        of_certificate=True,
+    ),
+)
+
+
 def read_trust(directory: Path, name: str) -> Trust:
-    """What is said of credentials; raises `UsageError` where it cannot be understood."""
+    """Read what the instance says of credentials. Raises `UsageError` for a file that cannot be understood."""
     own, shared = directory / name / FILE, directory / FILE
     file = shared if shared.exists() and not own.exists() else own
     said = _parsed(file) if file.exists() else {}
@@ -173,40 +208,23 @@ def _pem(file: Path) -> str:
 
 
 def as_file(bmcs: Iterable[BmcAccess]) -> str:
-    """The file that lets one name's credentials be used for these BMCs, and for no others."""
+    """Return the file that lets one name's credentials be used for these BMCs, and for no others."""
     found = sorted(bmcs, key=lambda each: each.address)
     networks: list[IPv4Network | IPv6Network] = []
-    hosts = set()
+    hosts = []
     for host in sorted({_host(each) for each in found}):
         try:
             networks.append(ip_network(host))
         except ValueError:
-            hosts.add(host)
-    lines = [f"networks = {_listed(_collapsed(networks))}"] if networks else []
-    lines += [f"hosts = {_listed(sorted(hosts))}"] if hosts else []
-    for key, why, needing in (
-        ("http", "unencrypted", [each for each in found if _is_http(each)]),
-        ("ipmi", "a hash of the password goes to whoever asks", [each for each in found if each.by_ipmi]),
-        ("unverified", "verify: false", [each for each in found if _is_https(each) and not each.verify]),
-        (
-            "repository-authorities",
-            f"better: the authority as {AUTHORITY}",
-            [each for each in found if _is_https(each) and each.verify and each.ca is not None],
-        ),
-    ):
-        if needing:
-            lines.append(f"{key} = true  # {why}: {some([each.address for each in needing])}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _collapsed(networks: Iterable[IPv4Network | IPv6Network]) -> list[str]:
+            hosts.append(host)
     four = collapse_addresses(each for each in networks if isinstance(each, IPv4Network))
     six = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
-    return [*map(str, four), *map(str, six)]
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return json.dumps(list(texts))
+    lines = [f"networks = {json.dumps([*map(str, four), *map(str, six)])}"] if networks else []
+    lines += [f"hosts = {json.dumps(hosts)}"] if hosts else []
+    for channel in _CHANNELS:
+        if needing := [each.address for each in found if channel.is_of(each)]:
+            lines.append(f"{channel.key} = true  # {channel.why}: {some(needing)}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _parsed(file: Path) -> dict[str, Any]:
@@ -260,22 +278,22 @@ def _command(value: object) -> tuple[str, ...]:
 
 
 def _authorities(value: object) -> tuple[tuple[Place, str], ...]:
-    """The narrowest place first: a host before the names below it, a network before the one around it."""
+    """Return places with their files, the narrowest first: a host before the names below it."""
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
         raise ValueError("expected networks and hosts, each with the file of its authority")
-    return tuple(sorted(((_place(each), file) for each, file in value.items()), key=lambda pair: _breadth(pair[0])))
+    found: list[tuple[Place, str]] = []
+    for text, file in value.items():
+        try:
+            found.append((ip_network(text.strip("[]")), file))
+        except ValueError:
+            found.append((_hosts([text])[0], file))
 
+    def breadth(pair: tuple[Place, str]) -> tuple[bool, int, str]:
+        place = pair[0]
+        narrowness = len(place) if isinstance(place, str) else place.prefixlen
+        return str(place).startswith("*."), -narrowness, str(place)
 
-def _place(text: str) -> Place:
-    try:
-        return ip_network(text.strip("[]"))
-    except ValueError:
-        return _hosts([text])[0]
-
-
-def _breadth(place: Place) -> tuple[bool, int, str]:
-    narrowness = len(place) if isinstance(place, str) else place.prefixlen
-    return str(place).startswith("*."), -narrowness, str(place)
+    return tuple(sorted(found, key=breadth))
 
 
 def _certificates(value: object) -> tuple[tuple[str, str], ...]:
@@ -300,20 +318,12 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
 _KEYS: Final = ", ".join(_PARSERS)
 
 
-def _is_http(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "http"
-
-
-def _is_https(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "https"
-
-
 def _host(bmc: BmcAccess) -> str:
     return (urlsplit(bmc.address).hostname or "").lower().removesuffix(".")
 
 
 def _literal(bmc: BmcAccess) -> Address | None:
-    """The address itself, where that stands in the document, and no name."""
+    """Return the IP address of a BMC if its document has one, and not a name."""
     try:
         return ip_address(_host(bmc))
     except ValueError:
@@ -325,7 +335,7 @@ def _is_called(host: str, name: str) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """An address of IPv4 that is written as one of IPv6, as what it is."""
+    """Return an address of IPv4 that is written as one of IPv6, as what it is."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
 
@@ -347,7 +357,7 @@ def read_credentials(directory: Path, name: str) -> Credentials:
 
 
 def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Whether the instance itself says that a BMC may be sent its credentials, or has none that it could be sent."""
+    """Return whether the instance allows a BMC its credentials, or does not have them."""
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
@@ -392,16 +402,16 @@ class CredentialDirectory:
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def of(self, name: str) -> Entrusted:
-        """The credentials of that name, as they are now; raises `UsageError` where there are none."""
+        """Return credentials by their name, as they are now. Raises `UsageError` if there are none."""
         if self._root is None:
             raise UsageError(f"no directory of credentials is given, and {name} is needed (--credentials)")
         with self._locks[name]:  # a command is asked once, however many wait for it
             return self._now(self._root, name, asks=True)
 
     def fingerprint(self, name: str) -> str | None:
-        """What changes when credentials do, or what is said of them; None: there are none, as far as is known.
+        """Return a text that changes when credentials or their `Trust` change; None: no credentials are known.
 
-        It asks no command: what one says may have changed, and is another fingerprint once somebody needs it.
+        The method runs no command. A new password of a command changes the text when a task needs the password.
         """
         if self._root is None:
             return None
@@ -422,7 +432,8 @@ class CredentialDirectory:
             folder / "password",
             folder / FILE,
             root / FILE,
-            *_authorities_passwords(root, name),
+            folder / AUTHORITY,
+            root / AUTHORITY,
         )
         versions, kept = tuple(map(_version, files)), self._kept.get(name)
         if kept is not None and kept.versions == versions and time.monotonic() - kept.read_s < _READ_AGAIN_S:
@@ -434,7 +445,9 @@ class CredentialDirectory:
         else:
             username, password = _read(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        found = Entrusted(credentials=credentials, trust=trust, fingerprint=_fingerprint(credentials, trust))
+        said = f"{username}\0{password}\0{trust!r}".encode()
+        fingerprint = hashlib.blake2b(said, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
+        found = Entrusted(credentials=credentials, trust=trust, fingerprint=fingerprint)
         self._kept[name] = _Kept(found, versions, time.monotonic())
         return found
 
@@ -450,7 +463,7 @@ class CredentialDirectory:
 
 
 def _ask(command: tuple[str, ...]) -> _Said:
-    """Let a command say the password, in one line; what it writes is shown to nobody, whatever it is."""
+    """Run a command that prints the password in one line. Its output is never shown."""
     password, error = None, ""
     try:
         status, output = output_of(command, patience_s=_PATIENCE_S, most_bytes=_LONGEST)
@@ -468,7 +481,7 @@ def _ask(command: tuple[str, ...]) -> _Said:
 
 
 def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
-    """Some files of a folder, all of the same moment: a link may be led to other files between two of them."""
+    """Read files of a folder, all of the same moment: a link may be led to other files between two of them."""
     files = [folder / part for part in parts]
     try:
         for _ in range(_TRIES):
@@ -497,21 +510,12 @@ def _one_line(file: Path, content: bytes) -> str:
 
 
 def _version(file: Path) -> _Version:
-    """What is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
+    """Return what is another once a file was written or replaced, or a link on the way to it leads elsewhere."""
     try:
         found = file.stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def _authorities_passwords(root: Path, name: str) -> tuple[Path, Path]:
-    return root / name / AUTHORITY, root / AUTHORITY
-
-
-def _fingerprint(credentials: Credentials, trust: Trust) -> str:
-    said = f"{credentials.username}\0{credentials.password}\0{trust!r}"
-    return hashlib.blake2b(said.encode(), key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
 
 
 # How far a BMC is reached

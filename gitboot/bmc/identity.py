@@ -15,7 +15,7 @@ from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What a ComputerSystem shows of who it is; None: nothing."""
+    """The identity that a ComputerSystem shows. None: it shows no such value."""
 
     uuid: SystemUuid | None = None
     serial: str | None = None  # SerialNumber
@@ -37,7 +37,7 @@ NOTHING: Final = Shown()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
-    """What a document says of who its machine is."""
+    """The identity that a document gives to its machine."""
 
     uuid: SystemUuid
     serial: str | None = None
@@ -111,7 +111,7 @@ def identify(
 ) -> Identified:
     """Compare what a BMC shows with its document, and with what it has shown before.
 
-    ``pinned`` is what was seen at the same place before; ``shared`` is what `shared` finds among all pins.
+    ``pinned`` is what was seen at the same place before; ``shared`` is `Sharing.values` of all pins.
     """
     if pinned is not None and (changes := _changes(described, pinned, shown)):
         changed = ", ".join(changes)
@@ -130,7 +130,7 @@ def identify(
 
 
 def is_another_system(before: Shown, now: Shown) -> bool:
-    """Whether two readings are of two systems, as far as they show who they are."""
+    """Return whether two readings are of two systems, as far as they show who they are."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _compare(uuids, serials, replace(now, sku=None), frozenset()) is _Likeness.ANOTHER
@@ -144,7 +144,7 @@ def pin(
     place: tuple[str, str | None],
     at: datetime,
 ) -> Pinned:
-    """Say what is to be kept of what a BMC shows: ``pinned`` itself where that is nothing new."""
+    """Return the pin after a reading: ``pinned`` itself if the reading shows nothing new."""
     if pinned is None or pinned.place != place:
         return Pinned(uuid=shown.uuid, serial=shown.serial, at=at, place=place)
     if isinstance(identified, IdentityChanged):
@@ -160,37 +160,25 @@ def accept(pinned: Pinned, *, at: datetime) -> Pinned:
 def with_certificate(
     pinned: Pinned | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
 ) -> Pinned | None:
-    """What is to be kept once a certificate was seen that no authority verifies."""
+    """Return what is to be kept once a certificate was seen that no authority verifies."""
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
     return replace(pinned or Pinned(uuid=None, serial=None, at=at, place=place), certificate=certificate)
 
 
 def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
-    """What is pinned, if it was seen at this place: at another one is another first contact."""
+    """Return what is pinned, if it was seen at this place: at another one is another first contact."""
     return pinned if pinned is not None and pinned.place == place else None
 
 
-def shared(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
-
-    ``described`` are the machines of all documents: their serial numbers by UUID.
-    """
-    first: dict[str, tuple[str, str | None]] = {}
-    found: set[str] = set()
-    for each in pins:
-        found.update(value for value in values_of(each) if first.setdefault(value, each.place) != each.place)
-    return frozenset(found - claimed_by(described)) if found else frozenset()
-
-
 def values_of(pinned: Pinned) -> frozenset[str]:
-    """What a BMC has shown that may tell its machine from others."""
+    """Return what a BMC has shown that may tell its machine from others."""
     shown = (Shown(uuid=pinned.uuid, serial=pinned.serial), *((pinned.changed,) if pinned.changed is not None else ()))
     return frozenset(value for each in shown for value in (each.uuid, _upper(each.serial)) if value is not None)
 
 
 def claimed_by(described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
-    """The values that documents give to their machines, by UUID and serial number."""
+    """Return the values that documents give to their machines, by UUID and serial number."""
     serials = (serial.upper() for serial in described.values() if serial is not None)
     return frozenset((*(order for uuid in described for order in byte_orders(uuid)), *serials))
 
@@ -226,11 +214,11 @@ def _is_real_serial(serial: str, shared: frozenset[str]) -> bool:
 
 
 def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
-    """What is not as it was at first contact, and not as the document says either.
+    """Return what is not as it was at first contact, and not as the document says either.
 
     What is no longer shown is a change only where the other is not as it was: BMCs show less while they start.
     """
-    uuid_is_same = shown.uuid is not None and shown.uuid in _orders(pinned.uuid)
+    uuid_is_same = shown.uuid is not None and pinned.uuid is not None and shown.uuid in byte_orders(pinned.uuid)
     serial_is_same = shown.serial is not None and shown.serial.upper() == _upper(pinned.serial)
     changes = []
     if pinned.uuid is not None and not uuid_is_same:
@@ -240,12 +228,9 @@ def _changes(described: Described, pinned: Pinned, shown: Shown) -> list[str]:
     if pinned.serial is not None and not serial_is_same:
         is_described = _upper(shown.serial) in map(_upper, described.serials)
         if not is_described and (shown.serial is not None or not uuid_is_same):
-            changes.append(f'serial "{pinned.serial}" to {_quoted(shown.serial)}')
+            now = f'"{shown.serial}"' if shown.serial is not None else "none"
+            changes.append(f'serial "{pinned.serial}" to {now}')
     return changes
-
-
-def _orders(uuid: SystemUuid | None) -> tuple[SystemUuid, ...]:
-    return byte_orders(uuid) if uuid is not None else ()
 
 
 def _upper(serial: str | None) -> str | None:
@@ -253,7 +238,7 @@ def _upper(serial: str | None) -> str | None:
 
 
 def _line_to_add(described: Described, shown: Shown) -> str:
-    """What the document may say where it is the machine all the same."""
+    """Return the hint for a document whose machine shows another identity."""
     fields = []
     if shown.uuid is not None and not is_placeholder_uuid(shown.uuid) and shown.uuid not in described.uuids:
         fields.append(f"uuid: {shown.uuid}")
@@ -264,16 +249,15 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
 
 
-def _quoted(text: str | None) -> str:
-    return f'"{text}"' if text is not None else "none"
-
-
 Place = tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharing:
-    """A value: `shared` of these pins and machines."""
+    """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
+
+    It is kept with its pins and machines: after a reading, only what that changes is looked at.
+    """
 
     values: frozenset[str] = frozenset()  # what tells no machine from another
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)
@@ -283,7 +267,7 @@ class Sharing:
     _claimed: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
 
     def after(self, pins: Mapping[SystemUuid, Pinned], machines: Mapping[SystemUuid, Machine]) -> Sharing:
-        """With other pins, or machines."""
+        """Return what these pins and machines share."""
         if pins is self.pins and machines is self.machines:
             return self
         found: dict[str, list[Place]] = {}

@@ -19,14 +19,14 @@ from uuid import UUID
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import IPMI, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.transport import AddressRefused, Reach
-from gitboot.bmc.step_runner import IPMI
-from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
 _SUITES: Final = (17, 3)
@@ -37,7 +37,7 @@ _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
 _SET: Final = (0x00, 0x08)
 _KEEP_VALID: Final = (*_SET, 0x03, 0x1F)  # the flags are for the next boot, however it begins, and not for a minute
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
-_DEVICES: Final = {BootTarget.NONE: 0, BootTarget.PXE: 1, BootTarget.HDD: 2, BootTarget.CD: 5}
+_DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
@@ -65,7 +65,7 @@ _Outcome: TypeAlias = bytes | BmcBusy | BmcRejected
 class IpmiConnection:
     """A BMC that is asked by a process of its own each time; for one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class IpmiConnection:
         )
 
     def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
-        """A BMC shows no clock by IPMI: it is as it was seen."""
+        """Return what was seen: a BMC shows no clock by IPMI."""
         return seen
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
@@ -115,7 +115,7 @@ class IpmiConnection:
         _answered(written)
 
     def with_reset_types(self, seen: Observed) -> Observed:
-        """What IPMI has is known without asking."""
+        """Return what was seen: the reset types of IPMI are known without a request."""
         return seen
 
     def reset(self, type: ResetType, seen: Observed) -> None:
@@ -125,7 +125,7 @@ class IpmiConnection:
         _answered(done)
 
     def _shown(self, guid: _Outcome) -> Shown:
-        """Who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
+        """Return who the system is: by its GUID, or where that could be read in two ways, by its serial number."""
         if isinstance(guid, bytes) and (uuid := system_uuid(guid)) is not None:
             return Shown(uuid=uuid)
         printed = self._run(("fru", "print", "0")).stdout
@@ -133,7 +133,7 @@ class IpmiConnection:
         return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
 
     def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
-        """What becomes of each request, one after the other in one session."""
+        """Send requests one after the other in one session, and return the outcome of each."""
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
         ended = self._run(("exec", "/dev/stdin"), script)
         lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
@@ -160,22 +160,18 @@ class IpmiConnection:
                 return ended
             if not _ANOTHER_SUITE.search(said):
                 break
-        raise _failure(self._address, self._credentials.name, said)
+        if _REFUSED.search(said):
+            name = f' "{self._credentials.name}"' if self._credentials.name else ""
+            raise BmcRejected(f"{self._address}: the BMC refuses the user name or password of credentials{name}")
+        lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
+        raise BmcUnreachable(f"{self._address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
 
     def _started(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
-            "-I",
-            "lanplus",
-            "-H",
-            self._resolved(host, port),
-            "-p",
-            str(port),
-            "-L",
-            "OPERATOR",
-            "-C",
-            str(suite),
+            *("-I", "lanplus", "-H", self._resolved(host, port), "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
+            *("-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2"),
         )
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
@@ -185,7 +181,7 @@ class IpmiConnection:
         began_s = time.monotonic()
         try:
             ended = subprocess.run(
-                ("ipmitool", *options, "-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2", *command),
+                ("ipmitool", *options, *command),
                 env=environment,
                 input=script.encode(),
                 capture_output=True,
@@ -202,7 +198,7 @@ class IpmiConnection:
         return ended
 
     def _resolved(self, host: str, port: int) -> str:
-        """The address that is asked: looked at, and not resolved again after that."""
+        """Return the address that is asked: looked at, and not resolved again after that."""
         try:
             return self.reach.addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except AddressRefused as error:
@@ -211,17 +207,8 @@ class IpmiConnection:
             raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
 
 
-def _failure(address: str, credentials: str, said: str) -> TryAgain | OperatorError:
-    """What it means that there was no session, by what ipmitool has ``said``."""
-    if _REFUSED.search(said):
-        name = f' "{credentials}"' if credentials else ""
-        return BmcRejected(f"{address}: the BMC refuses the user name or password of credentials{name}")
-    lines = [line.strip("> ") for line in said.splitlines() if line.strip() and "IANA PEN" not in line]
-    return BmcUnreachable(f"{address}: no session by IPMI: {lines[0][:200] if lines else 'no answer'}")
-
-
 def _octets(text: bytes) -> bytes:
-    """What ipmitool prints of an answer; nothing where that is another text."""
+    """Return what ipmitool prints of an answer; nothing where that is another text."""
     try:
         return bytes.fromhex(text.decode("ascii"))
     except ValueError:
@@ -229,7 +216,7 @@ def _octets(text: bytes) -> bytes:
 
 
 def _answered(outcome: _Outcome) -> bytes:
-    """What was answered; raises what was refused."""
+    """Return an answer. Raise a refusal."""
     if isinstance(outcome, bytes):
         return outcome
     raise outcome
@@ -238,10 +225,10 @@ def _answered(outcome: _Outcome) -> bytes:
 def _override(flags: int, device: int) -> Override:
     mode = "UEFI" if flags & _EFI else "Legacy"
     if not flags & _VALID:
-        return Override(enabled=Enabled.DISABLED, target=BootTarget.NONE, mode=mode)
+        return Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE, mode=mode)
     number = device >> 2 & 0b1111
     return Override(
-        enabled=Enabled.CONTINUOUS if flags & _PERSISTENT else Enabled.ONCE,
+        enabled=OverrideEnabled.CONTINUOUS if flags & _PERSISTENT else OverrideEnabled.ONCE,
         target=_TARGETS.get(number, f"device {number}"),
         mode=mode,
     )
@@ -249,17 +236,17 @@ def _override(flags: int, device: int) -> Override:
 
 def _flags(wanted: Override) -> Iterator[int]:
     """Parameter 5: what is valid, which device, and nothing of the rest."""
-    if wanted.enabled is Enabled.DISABLED:
+    if wanted.enabled is OverrideEnabled.DISABLED:
         yield from (0, 0, 0, 0, 0)
         return
-    persistent = _PERSISTENT if wanted.enabled is Enabled.CONTINUOUS else 0
+    persistent = _PERSISTENT if wanted.enabled is OverrideEnabled.CONTINUOUS else 0
     yield _VALID | persistent | (_EFI if wanted.mode == "UEFI" else 0)
-    yield _DEVICES[BootTarget(wanted.target)] << 2
+    yield _DEVICES[OverrideTarget(wanted.target)] << 2
     yield from (0, 0, 0)
 
 
 def system_uuid(guid: bytes) -> SystemUuid | None:
-    """The UUID that a GUID means; None where its bytes could be read in two ways, or in none.
+    """Return the UUID that a GUID means; None where its bytes could be read in two ways, or in none.
 
     IPMI 2.0, 20.8 sends the last byte first, and many BMCs send SMBIOS's bytes instead, of which `byte_orders` knows
     both orders. Only version and variant of RFC 9562 tell which it is.

@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import NOTHING, Shown
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks
 from gitboot.fleet.identities import BmcAccess
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
+IPMI: Final = "IPMI"  # `Observed.bmc` of a BMC that is asked by IPMI
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
 
@@ -33,6 +35,10 @@ class MediaSlot:
     @property
     def is_free(self) -> bool:
         return not self.inserted and self.image is None
+
+    @property
+    def emptied(self) -> MediaSlot:
+        return replace(self, image=None, inserted=False)
 
     @property
     def takes_discs(self) -> bool:
@@ -67,12 +73,12 @@ class Medium:
 
 
 def slot_with(url: str, slots: Iterable[MediaSlot]) -> MediaSlot | None:
-    """The slot in which an image lies."""
+    """Return the slot in which an image lies."""
     return next((slot for slot in slots if slot.inserted and slot.image == url), None)
 
 
 def places(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[str, MediaSlot] | None:
-    """The slots in which these images lie, or that take them; None: there are not as many.
+    """Return the slots in which these images lie, or that take them; None: there are not as many.
 
     The disc that boots has the first by its path: of several, firmware boots that. User data lies in another for
     discs, or else in one for USB sticks.
@@ -92,7 +98,7 @@ def places(slots: Collection[MediaSlot], disc: str, data: str | None) -> dict[st
 
 
 def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
-    """What inserts an image: the parameters of InsertMedia, or what is PATCHed where there is no such action.
+    """Return what inserts an image: the parameters of InsertMedia, or what is PATCHed where there is no such action.
 
     InsertMedia inserts, write-protected, unless it is told otherwise (DSP0268); a Supermicro X11 refuses to be told
     (sushy, VirtualMedia.insert_media), while what takes a PATCH wants to be (the same, of the Lenovo SD530).
@@ -106,45 +112,29 @@ def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
 EJECTION: Mapping[str, Any] = {"Image": None, "Inserted": False}  # PATCHed where there is no EjectMedia
 
 
-class BootTarget(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
-
-    UEFI_HTTP = "UefiHttp"
-    PXE = "Pxe"
-    HDD = "Hdd"
-    CD = "Cd"
-    USB_CD = "UsbCd"
-    NONE = "None"
-
-
-class Enabled(StrEnum):
-    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
-
-    DISABLED = "Disabled"
-    ONCE = "Once"
-    CONTINUOUS = "Continuous"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Override:
     """A boot override, as it is wanted or as a BMC shows it."""
 
-    enabled: Enabled
-    target: str  # a BootTarget, or whatever else a BMC shows
+    enabled: OverrideEnabled
+    target: str  # a OverrideTarget, or whatever else a BMC shows
     mode: str | None = None  # UEFI or Legacy; None: as it is, or not shown
     http_boot_uri: str | None = None  # None: what DHCP says
     medium: str | None = None  # the URL of the image that has to lie in a slot before it is set
     data_medium: str | None = None  # and of the one with the user data, in another
 
+    def __str__(self) -> str:
+        return f"{self.enabled} {self.target}"
+
     @property
     def media(self) -> tuple[str, ...]:
-        """What has to lie in slots, in the order in which it is inserted: what boots finds its data there."""
+        """The URLs of the images to insert, in this order: the data first, then the disc that boots."""
         return tuple(each for each in (self.data_medium, self.medium) if each is not None)
 
     @property
     def leaves_it_to_dhcp(self) -> bool:
-        """Whether DHCP names the loader, which asks for what it is to boot."""
-        return self.target in (BootTarget.PXE, BootTarget.UEFI_HTTP) and self.http_boot_uri is None
+        """Whether DHCP names the loader. The loader requests the boot script."""
+        return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +153,7 @@ class Observed:
     supports_http_boot_uri: bool = False
     mode_is_fixed: bool = False  # what it shows cannot be set
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
-    boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
+    boots_cd_as: OverrideTarget = OverrideTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etags: tuple[str, ...] = ()  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.redfish.quirks` that applies
@@ -201,7 +191,7 @@ class State(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether it may stand on the BMC."""
+        """Whether the BMC may have the override."""
         return self in (State.RECORDED, State.CONFIRMED, State.WITHDRAWING)
 
     @property
@@ -228,7 +218,7 @@ class Wanted:
     may_set: bool = True  # else what stands is looked after, and nothing is set or inserted, not even once more
 
     def is_new(self, record: OverrideRecord | None) -> bool:
-        """Whether it is to be set, or set anew, as far as the ledger's record for its reason knows."""
+        """Return whether it is to be set, or set anew, as far as the ledger's record for its reason knows."""
         return record is None or record.state.is_free or (self.set_again and record.state is State.CONSUMED)
 
 
@@ -252,7 +242,7 @@ class OverrideRecord:
     clears_from: datetime | None = None  # from when on gitboot may clear it without a write to the ledger; None: never
 
     def may_be_cleared_unrecorded(self, at: datetime) -> bool:
-        """Whether gitboot may have cleared it without a write to the ledger: then its absence proves no boot."""
+        """Return whether gitboot may have cleared it without a write to the ledger: then its absence proves no boot."""
         return self.clears_from is not None and at >= self.clears_from and self.state is not State.WITHDRAWING
 
     def ends_unrecorded(self, at: datetime) -> bool:
@@ -261,7 +251,7 @@ class OverrideRecord:
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
     def is_ended_by(self, noted: OverrideRecord) -> bool:
-        """Whether a withdrawal that was noted beside the ledger is of this override, as it was set last."""
+        """Return whether a withdrawal that was noted beside the ledger is of this override, as it was set last."""
         is_same = (self.reason, self.override, self.plan_digest) == (noted.reason, noted.override, noted.plan_digest)
         is_older = self.state.is_open or (self.has_media and not noted.state.is_open)
         return is_older and is_same and self.clears_from == noted.clears_from and self.at <= noted.at
@@ -273,7 +263,7 @@ class OverrideRecord:
 
     @property
     def has_media(self) -> bool:
-        """Whether anything that was inserted for it may lie in a slot."""
+        """Whether a slot may have a medium of the override."""
         return any(each.may_lie_in for each in self.media)
 
     @property
@@ -282,7 +272,7 @@ class OverrideRecord:
         return self.state.is_open or self.has_media
 
     def having(self, medium: Medium) -> OverrideRecord:
-        """With what is known now of one of its media."""
+        """Return the record with one of its media as it is now."""
         if self.data_medium is not None and self.data_medium.url == medium.url:
             return replace(self, data_medium=medium)
         return replace(self, medium=medium)
@@ -291,6 +281,8 @@ class OverrideRecord:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
     """Nothing is to be done."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,10 +10,8 @@ from typing import NamedTuple
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
 from gitboot.bmc.override_state import (
     AskOperator,
-    BootTarget,
     Confirm,
     Eject,
-    Enabled,
     Insert,
     Leave,
     Medium,
@@ -33,6 +31,7 @@ from gitboot.bmc.override_state import (
 )
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
@@ -46,7 +45,7 @@ _TO_BE_CLEARED = timedelta(seconds=10)
 _LONGEST_POST = timedelta(minutes=30)
 
 
-OFF = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
+OFF = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
 class Withdrawal(NamedTuple):
@@ -71,24 +70,35 @@ def next_step(
 ) -> Step:
     """Decide what comes next for one BMC.
 
-    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. What stands for
-    another reason than the wanted one is withdrawn first, and its media ejected, but for ``keeps``, the media of a
-    boot that was given: those stay until the machine resets. What gitboot has not set itself is left alone. Nothing
-    is set on another machine, and nothing withdrawn but on the system on which it was set.
+    ``records`` are all of the server's, one a reason; ``identified`` says whose machine was observed. An override of
+    another reason is withdrawn first, and its media are ejected. Media in ``keeps`` belong to a boot that was served,
+    and stay until the machine resets. gitboot leaves alone what it has not set itself. It sets nothing on another
+    machine, and withdraws an override only on the system on which it was set.
     """
     records = tuple(each for each in records if each.state is not State.UNSENT)
     accepted = isinstance(identified, Same) and identified.accepted
-    if not accepted and (elsewhere := _set_elsewhere(records, observed)) is not None:
-        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=_was_set_elsewhere(elsewhere, observed))
+    for record in records:
+        if not accepted and record.stays_behind and is_another_system(record.shown, observed.shown):
+            message = (
+                f"{record.override} for {record.reason} was set where the BMC showed {record.shown}; now it shows"
+                f" {observed.shown}, and nothing is withdrawn or set there"
+            )
+            return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=message)
     moving = frozenset[str]().union(*(observed.marks.moved_since(record.marks) for record in records))
     own = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
+    stay = wanted.override.media if wanted is not None else ()
+    lying = ((record, medium) for record in records for medium in record.media if medium.may_lie_in)
+    to_eject = [(record, medium) for record, medium in lying if medium.url not in stay]
     for record in records:
-        may_stay = record is own and not isinstance(identified, Another) and not _boots_another_medium(record, wanted)
+        # Without a medium that has to go, its override would boot what comes next in the firmware's order, or without
+        # the data that it was to find.
+        loses_medium = any(record is each for each, _ in to_eject)
+        may_stay = record is own and not isinstance(identified, Another) and not loses_medium
         if record.state.is_open and not may_stay:
             return _let_go(record, observed, at, moving)
-    for record in records:
-        if (step := _put_away(record, wanted, keeps, observed, at)) is not None:
-            return step
+    for record, medium in to_eject:
+        if (put_away := _put_away(record, medium, keeps, observed, at)) is not None:
+            return put_away
     if wanted is None:
         return Leave()
     if isinstance(identified, Another):
@@ -100,18 +110,16 @@ def next_step(
 
 
 def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> bool:
-    """Whether the slots of virtual media have to be read before the next step is decided."""
-    if wanted is not None and wanted.override.medium is not None:
-        return True
-    return any(each.has_media for each in records)
+    """Return whether the slots of virtual media have to be read before the next step is decided."""
+    return (wanted is not None and wanted.override.medium is not None) or any(each.has_media for each in records)
 
 
 def needs_firmware_uri(wanted: Wanted | None, observed: Observed) -> bool:
-    """Whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
+    """Return whether firmware's own URI has to be read: ``UefiHttp`` would boot that, where the BMC takes no other."""
     if wanted is None or not observed.keeps_uri or observed.firmware_uri is not None:
         return False
     fitted = fit(wanted.override, observed)
-    return fitted is not None and fitted.target == BootTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
+    return fitted is not None and fitted.target == OverrideTarget.UEFI_HTTP and fitted.leaves_it_to_dhcp
 
 
 def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
@@ -129,36 +137,35 @@ def uri_to_keep(wanted: Wanted | None, observed: Observed) -> str | None:
 
 
 def needs_clock(records: Iterable[OverrideRecord], observed: Observed, at: datetime) -> bool:
-    """Whether the BMC's clock has to be read, beside its marks, before the next step is decided.
+    """Return whether the BMC's clock has to be read, beside its marks, before the next step is decided.
 
     It tells what has become of an override, and whether a machine is in POST that seems to have been for too long.
     """
     if observed.marks.bmc_time is not None:
         return False
-    return (observed.in_post and not _in_post(observed, at)) or any(_is_in_question(each, observed) for each in records)
+    return (observed.in_post and not _in_post(observed, at)) or any(
+        record.state.is_open
+        and record.override.enabled is OverrideEnabled.ONCE
+        and record.marks.bmc_time is not None
+        and (not stands(record.override, observed) or observed.marks.moved_since(record.marks))
+        for record in records
+    )
 
 
-def _is_in_question(record: OverrideRecord, observed: Observed) -> bool:
-    once = record.state.is_open and record.override.enabled is Enabled.ONCE
-    if not once or record.marks.bmc_time is None:
-        return False
-    return not stands(record.override, observed) or bool(observed.marks.moved_since(record.marks))
-
-
-def refused(record: OverrideRecord, observed: Observed) -> Confirm:
-    """Tell what a refused `Set` left behind, by a reading made right after it.
+def refused(record: OverrideRecord, observed: Observed) -> OverrideRecord:
+    """Return the record of a `Set` that was refused, by a reading made right after it.
 
     A refusal alone proves nothing: iDRAC 8 answers 400 and sets the override all the same
     (community.general, issue 5091).
     """
     state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
-    return Confirm(record=replace(record, state=state, marks=marks_beside(observed, record)))
+    return replace(record, state=state, marks=marks_beside(observed, record))
 
 
 def overtaken(
     record: OverrideRecord, observed: Observed, wanted: Wanted, before: Collection[OverrideRecord]
-) -> Confirm:
-    """Tell what a `Set` came to that was not sent, or refused, because the BMC was not any more as it was read.
+) -> OverrideRecord:
+    """Return the record of a `Set` that was not sent, or refused, because the BMC was not any more as it was read.
 
     ``before`` are the server's records without that of the `Set`; if none is of its reason, another instance may
     have been faster, which has set the same, or may yet be.
@@ -168,14 +175,14 @@ def overtaken(
         return refused(record, observed)
     first = replace(wanted, is_first=wanted.is_first and not before)
     if _is_set_by_another(first, record.override, observed):
-        return Confirm(record=replace(record, state=State.SET_BY_ANOTHER))
+        return replace(record, state=State.SET_BY_ANOTHER)
     if not stands(record.override, observed):
-        return Confirm(record=replace(record, state=State.UNSENT))
+        return replace(record, state=State.UNSENT)
     return refused(record, observed)
 
 
 def has_changed(seen: Observed, now: Observed) -> bool:
-    """Whether anything on which a step rests is another in a later reading; the clock always is."""
+    """Return whether anything on which a step rests is another in a later reading; the clock always is."""
     return (seen.override, seen.power, seen.in_post, seen.marks) != (
         *(now.override, now.power, now.in_post),
         now.marks.with_clock_of(seen.marks),
@@ -183,32 +190,33 @@ def has_changed(seen: Observed, now: Observed) -> bool:
 
 
 def stands(override: Override, observed: Observed) -> bool:
-    """Tell whether ``override`` is what the BMC shows, as far as it shows it."""
+    """Return whether ``override`` is what the BMC shows, as far as it shows it."""
     seen = observed.override
-    if override.enabled is Enabled.DISABLED:
-        return seen.enabled is Enabled.DISABLED
+    if override.enabled is OverrideEnabled.DISABLED:
+        return seen.enabled is OverrideEnabled.DISABLED
+    uri_matters = override.target == OverrideTarget.UEFI_HTTP and observed.supports_http_boot_uri
     return (
         (seen.enabled, seen.target) == (override.enabled, override.target)
         and (override.mode is None or seen.mode in (None, override.mode))
-        and (not _uri_matters(override, observed) or seen.http_boot_uri == override.http_boot_uri)
+        and (not uri_matters or seen.http_boot_uri == override.http_boot_uri)
     )
 
 
 def fit(override: Override, observed: Observed) -> Override | None:
     """Translate ``override`` into what this BMC can do, or None if it cannot.
 
-    Where the URI cannot be set, DHCP names a loader and the loader finds the server's entry.
+    If the BMC takes no URI, DHCP names a loader, and the loader finds the server's entry.
     """
     target, uri = override.target, override.http_boot_uri
-    if target == BootTarget.CD:
+    if target == OverrideTarget.CD:
         target = observed.boots_cd_as
-    if target == BootTarget.UEFI_HTTP:
-        continuous = override.enabled is Enabled.CONTINUOUS
-        if not _allows(BootTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
-            target, uri = BootTarget.PXE, None
+    if target == OverrideTarget.UEFI_HTTP:
+        continuous = override.enabled is OverrideEnabled.CONTINUOUS
+        if not _allows(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+            target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
             if observed.firmware_uri not in (None, "", uri):  # somebody else's, which it would boot
-                target = BootTarget.PXE
+                target = OverrideTarget.PXE
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
@@ -218,15 +226,15 @@ def fit(override: Override, observed: Observed) -> Override | None:
 
 
 def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
-    """Why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
+    """Return why DHCP names the loader for a boot that is wanted by its URI, as of this BMC: ``has no UefiHttp``."""
     fitted = fit(wanted, observed) if wanted.http_boot_uri is not None else None
     if fitted is None or not fitted.leaves_it_to_dhcp:
         return None
-    if fitted.target == BootTarget.UEFI_HTTP:
+    if fitted.target == OverrideTarget.UEFI_HTTP:
         return "takes no HttpBootUri" if observed.firmware_uri != wanted.http_boot_uri else None
     if observed.firmware_uri not in (None, "", wanted.http_boot_uri):
         return f"would boot {observed.firmware_uri}, which stands in its firmware's settings"
-    lacks = not _allows(BootTarget.UEFI_HTTP, observed)
+    lacks = not _allows(OverrideTarget.UEFI_HTTP, observed)
     return "has no UefiHttp" if lacks else "would boot by HTTP for good, were it set Continuous"
 
 
@@ -234,21 +242,9 @@ def _allows(target: str, observed: Observed) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
 
 
-def is_allowed(enabled: Enabled, observed: Observed) -> bool:
-    """Whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
+def is_allowed(enabled: OverrideEnabled, observed: Observed) -> bool:
+    """Return whether a BMC takes overrides for so long: XCC knows no Continuous, and iRMC no Disabled."""
     return not observed.allowable_enabled or enabled in observed.allowable_enabled
-
-
-def _uri_matters(override: Override, observed: Observed) -> bool:
-    return override.target == BootTarget.UEFI_HTTP and observed.supports_http_boot_uri
-
-
-def _set_elsewhere(records: Iterable[OverrideRecord], observed: Observed) -> OverrideRecord | None:
-    """What may stand or lie in a slot, but on another system than the one that is observed."""
-    for record in records:
-        if record.stays_behind and is_another_system(record.shown, observed.shown):
-            return record
-    return None
 
 
 def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> Step:
@@ -266,68 +262,44 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
     return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at))
 
 
-def _boots_another_medium(record: OverrideRecord, wanted: Wanted | None) -> bool:
-    """Whether a medium of it has to go: without it, its override would boot what comes next in the firmware's order.
-
-    Or what boots without the data that it was to find.
-    """
-    stay = wanted.override.media if wanted is not None else ()
-    return wanted is not None and any(each.may_lie_in and each.url not in stay for each in record.media)
-
-
 def _put_away(
-    record: OverrideRecord, wanted: Wanted | None, keeps: Collection[str], observed: Observed, at: datetime
-) -> Step | None:
-    """Eject what was inserted for a record, or settle what has become of it; None: it stays, or there is none."""
-    stay = wanted.override.media if wanted is not None else ()
-    lying = (each for each in record.media if each.may_lie_in and each.url not in stay)
-    steps = (_put_away_one(record, medium, keeps, observed, at) for medium in lying)
-    return next((step for step in steps if step is not None), None)
-
-
-def _put_away_one(
     record: OverrideRecord, medium: Medium, keeps: Collection[str], observed: Observed, at: datetime
 ) -> Step | None:
-    if medium.url in keeps and not _is_over(medium, observed):
-        if medium.booted is not None:
+    """Eject a medium that was inserted for a record, or settle what has become of it; None: it stays."""
+    # Left there after the system that was booted from it ran no more, it might boot once more.
+    booted = medium.booted
+    is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
+    if medium.url in keeps and not is_over:
+        if booted is not None:
             return None
         # Without the clock, which later readings may lack: beside them these instants would mean nothing.
-        booted = observed.marks.with_clock_of(NO_MARKS)
-        return Confirm(record=record.having(replace(medium, booted=booted)))
-    slot = slot_with(medium.url, observed.slots)
-    recently = timedelta() <= at - medium.at < _TO_BE_CLEARED
+        return Confirm(record=record.having(replace(medium, booted=observed.marks.with_clock_of(NO_MARKS))))
+    slot, since = slot_with(medium.url, observed.slots), at - medium.at
     if slot is None:
-        if medium.state is MediumState.INSERTED and timedelta() <= at - medium.at < _TO_BE_SET:
+        if medium.state is MediumState.INSERTED and timedelta() <= since < _TO_BE_SET:
             return Wait(why="its medium was inserted a moment ago, and is not shown yet")
         return Confirm(record=record.having(replace(medium, state=MediumState.EJECTED)))
-    if medium.state is MediumState.EJECTING and recently:
+    if medium.state is MediumState.EJECTING and timedelta() <= since < _TO_BE_CLEARED:
         return Wait(why="its medium was ejected a moment ago, and is still shown")
     return Eject(record=record.having(replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
 
 
-def _is_over(medium: Medium, observed: Observed) -> bool:
-    """Whether the system that was booted from a medium runs no more: left there, it might boot once more."""
-    if medium.booted is None:
-        return False
-    return observed.power == "Off" or observed.marks.reset_since(medium.booted) is Reset.SEEN
-
-
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
-    """Whether what stands is what was to give way to the record's override: it is gitboot's own, too."""
+    """Return whether the override that stands is the one that the record was to replace: it is gitboot's own, too."""
     if record.state is not State.RECORDED or record.replaces is None or stands(record.override, observed):
         return False
     return stands(record.replaces, observed)
 
 
 def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
-    """Whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
+    """Return whether a one-time override stands that cannot be the recorded one: a reset since has consumed that.
 
     A machine that is still in POST has not consumed it yet. What was only about to be set may have been set after
     the reset.
     """
-    once = record.override.enabled is Enabled.ONCE and record.state in (State.CONFIRMED, State.WITHDRAWING)
     return (
-        once
+        record.override.enabled is OverrideEnabled.ONCE
+        and record.state in (State.CONFIRMED, State.WITHDRAWING)
         and observed.marks.settled
         and not observed.in_post
         and stands(record.override, observed)
@@ -341,13 +313,13 @@ def _consumed(record: OverrideRecord, at: datetime) -> State:
 
 
 def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> State:
-    """Tell how an override that no longer stands has ended.
+    """Return the state of an override that no longer stands.
 
     Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
     machine shuts down and boots within the moment that a withdrawal takes. From `OverrideRecord.clears_from` on, this
     or another instance may have cleared a one-time override without a record of that: then nothing proves a boot.
     """
-    if record.override.enabled is Enabled.CONTINUOUS:
+    if record.override.enabled is OverrideEnabled.CONTINUOUS:
         return State.WITHDRAWN
     if record.may_be_cleared_unrecorded(at):
         return State.LOST
@@ -362,14 +334,15 @@ def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, mo
 
 
 def marks_beside(observed: Observed, record: OverrideRecord) -> Marks:
-    """The marks that were seen, by the clock as it was read last."""
+    """Return the marks that were seen, by the clock as it was read last."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_of(record.marks)
 
 
 def _bring_about(
     wanted: Wanted, record: OverrideRecord | None, observed: Observed, at: datetime, moving: frozenset[str]
 ) -> Step:
-    override = fit(wanted.override, observed)
+    """Decide what comes next for the wanted override, of which ``record`` is the ledger's."""
+    override, seen = fit(wanted.override, observed), observed.override
     if override is None:
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=_unsupported(wanted.override, observed))
     if wanted.by_uri_alone and override.leaves_it_to_dhcp:
@@ -378,20 +351,35 @@ def _bring_about(
     if record is not None and record.state is State.OPENED:
         return _set(wanted, record, override, observed, at)
     if record is not None and record.state is State.SET_BY_ANOTHER:
-        return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_was_set_by_another(record))
+        uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
+        return _needs_operator(
+            f"the BMC has shown {record.override}{uri} for {record.reason} before this ledger has set it: another"
+            " instance may have installed the machine; nothing is set"
+        )
     if record is None and _is_set_by_another(wanted, override, observed):
         return Confirm(record=_record(wanted, None, override, observed, at, state=State.SET_BY_ANOTHER))
     if record is None or wanted.is_new(record):
-        return _set_anew(wanted, record, override, observed, at)
+        # What somebody else has set does not have to give way.
+        step = _set(wanted, record, override, observed, at)
+        is_free = seen.enabled is OverrideEnabled.DISABLED or seen.target == OverrideTarget.NONE
+        if is_free or stands(override, observed) or not isinstance(step, Set | Insert):
+            return step
+        uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == OverrideTarget.UEFI_HTTP else ""
+        message = f"the BMC shows {seen}{uri}, which gitboot has not set; {override} is set when it is gone"
+        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=message)
     if not record.state.is_open:
-        lost = wanted.set_again and record.state is State.LOST
-        return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_lost(record)) if lost else Leave()
+        if not (wanted.set_again and record.state is State.LOST):
+            return Leave()
+        return _needs_operator(
+            f"{record.override} for {record.reason} is gone, and nothing proves that a reset consumed it: it is not set"
+            " anew"
+        )
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
         return Confirm(record=replace(record, state=_consumed(record, at)))
-    if (step := _with_media(wanted, record, override, observed, at)) is not None:
-        return step
+    if (inserting := _with_media(wanted, record, override, observed, at)) is not None:
+        return inserting
     if record.override != override:
         return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     may_mark = observed.marks.settled and observed.marks.may_follow(record.marks)
@@ -412,35 +400,29 @@ def _bring_back(
     moving: frozenset[str],
 ) -> Step:
     """Set a wanted override that does not stand once more, if it cannot have been consumed."""
-    became = _what_became_of(record, observed, at, moving)
+    became, seen = _what_became_of(record, observed, at, moving), observed.override
     if record.state is State.WITHDRAWING:
         return Confirm(record=replace(record, state=became))
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
         return Wait(why=_not_shown(record, observed))
+    corrections = _recent(record, at)
     if _was_not_replaced(record, observed):
-        return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.replaces)
+        return _set(wanted, record, override, observed, at, corrections=corrections, replaces=record.replaces)
+    if became is State.WITHDRAWN and len(corrections) >= MAX_CORRECTIONS:
+        times = f"{MAX_CORRECTIONS + 1} times within an hour"
+        message = f"{record.override} was set {times}, and the BMC shows {seen}"
+        return AskOperator(condition=OperatorCondition.CONTENDED, message=message)
     if became is State.WITHDRAWN:
-        corrections = _recent(record, at)
-        if len(corrections) >= MAX_CORRECTIONS:
-            return AskOperator(condition=OperatorCondition.CONTENDED, message=_contended(record, observed))
         return _set(wanted, record, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
         return Confirm(record=replace(record, state=became))
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
-    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_undecidable(record, observed))
-
-
-def _set_anew(
-    wanted: Wanted, record: OverrideRecord | None, override: Override, observed: Observed, at: datetime
-) -> Step:
-    """Set what does not stand in gitboot's name, unless somebody else's override would have to give way to it."""
-    step = _set(wanted, record, override, observed, at)
-    seen = observed.override
-    free = seen.enabled is Enabled.DISABLED or seen.target == BootTarget.NONE or stands(override, observed)
-    if isinstance(step, Set | Insert) and not free:
-        return AskOperator(condition=OperatorCondition.FOREIGN_OVERRIDE, message=_foreign(override, seen))
-    return step
+    shown = f"; the BMC shows {seen}" if seen.enabled is not OverrideEnabled.DISABLED else ""
+    return _needs_operator(
+        f"{record.override} was to be set for {record.reason} and does not stand: it was never set, or it was set and"
+        f" consumed{shown}"
+    )
 
 
 def _set(
@@ -488,11 +470,10 @@ def _is_set_by_another(wanted: Wanted, override: Override, observed: Observed) -
     Two that nobody named, each told that nothing is installed, see nothing of each other but the BMC. It shows the
     override until a boot has consumed it, and many go on showing its URI after that.
     """
-    if not wanted.writes_disk or override.enabled is not Enabled.ONCE:
+    if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
-    seen = observed.override
     uri = override.http_boot_uri
-    has_stood = wanted.is_first and uri is not None and seen.http_boot_uri == uri
+    has_stood = wanted.is_first and uri is not None and observed.override.http_boot_uri == uri
     return stands(override, observed) or has_stood
 
 
@@ -512,36 +493,35 @@ def _with_media(
     if before is not None and timedelta() <= at - before.at < _TO_BE_SET:
         return Wait(why="its medium was inserted a moment ago, and is not shown yet")
     if (slots := places(observed.slots, override.medium, override.data_medium)) is None:
-        return _no_slot(override, observed)
-    kept = record is not None and (record.state.is_open or record.state is State.OPENED)
-    found = _record(wanted, record, override, observed, at, state=State.INSERTED)
-    if record is not None and kept:
+        return _no_slot(override, override.medium, observed)
+    if record is not None and (record.state.is_open or record.state is State.OPENED):
         found = record
+    else:
+        found = _record(wanted, record, override, observed, at, state=State.INSERTED)
     inserted = Medium(url=url, state=MediumState.INSERTED, at=at)
     is_data = url == override.data_medium
     found = replace(found, data_medium=inserted) if is_data else replace(found, medium=inserted)
     return Insert(record=found, slot=slots[url], url=url)
 
 
-def _no_slot(override: Override, observed: Observed) -> AskOperator:
+def _no_slot(override: Override, medium: str, observed: Observed) -> AskOperator:
     needs_data = override.data_medium is not None
-    bare = [replace(slot, image=None, inserted=False) for slot in observed.slots]
-    if places(bare, override.medium or "", override.data_medium) is None:
-        discs = [slot for slot in observed.slots if slot.takes_discs]
+    if places([slot.emptied for slot in observed.slots], medium, override.data_medium) is None:
+        disc = next((slot for slot in observed.slots if slot.takes_discs), None)
         message = "a medium is wanted, and the BMC has no slot for a CD"
-        if discs and needs_data:
+        if disc is not None and needs_data:
             message = (
-                f"a second medium is wanted, with the user data, and the BMC has one slot alone, {discs[0].path};"
+                f"a second medium is wanted, with the user data, and the BMC has one slot alone, {disc.path};"
                 " nothing is inserted. An image that says configFrom: SystemUUID needs one"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
-    taken = [
+    taken = ", ".join(
         f"{slot.path} has {slot.image or 'a medium'}"
         for slot in observed.slots
         if not slot.is_free and slot.image not in override.media and (slot.takes_discs or needs_data)
-    ]
+    )
     what = "two media are" if needs_data else "a medium is"
-    message = f"{what} wanted, and {', '.join(taken)}, which gitboot has not inserted; it is left alone"
+    message = f"{what} wanted, and {taken}, which gitboot has not inserted; it is left alone"
     return AskOperator(condition=OperatorCondition.FOREIGN_MEDIUM, message=message)
 
 
@@ -563,6 +543,10 @@ def _recent(record: OverrideRecord, at: datetime) -> tuple[datetime, ...]:
     return tuple(instant for instant in record.corrections if at - instant < _CORRECTION_PERIOD)
 
 
+def _needs_operator(message: str) -> AskOperator:
+    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
+
+
 def _unsupported(override: Override, observed: Observed) -> str:
     if not _allows(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
@@ -576,57 +560,6 @@ def _unsupported(override: Override, observed: Observed) -> str:
 
 
 def _not_shown(record: OverrideRecord, observed: Observed) -> str:
-    seen = observed.override
-    if seen.enabled is Enabled.DISABLED:
+    if observed.override.enabled is OverrideEnabled.DISABLED:
         return "it was set a moment ago, and is not shown yet"
-    return (
-        f"{record.override.enabled} {record.override.target} was set a moment ago, and the BMC shows {seen.enabled}"
-        f" {seen.target}"
-    )
-
-
-def _foreign(override: Override, seen: Override) -> str:
-    uri = f" {seen.http_boot_uri}" if seen.http_boot_uri and seen.target == BootTarget.UEFI_HTTP else ""
-    return (
-        f"the BMC shows {seen.enabled} {seen.target}{uri}, which gitboot has not set;"
-        f" {override.enabled} {override.target} is set when it is gone"
-    )
-
-
-def _was_set_elsewhere(record: OverrideRecord, observed: Observed) -> str:
-    return (
-        f"{record.override.enabled} {record.override.target} for {record.reason} was set where the BMC showed"
-        f" {record.shown}; now it shows {observed.shown}, and nothing is withdrawn or set there"
-    )
-
-
-def _contended(record: OverrideRecord, observed: Observed) -> str:
-    seen = observed.override
-    return (
-        f"{record.override.enabled} {record.override.target} was set {MAX_CORRECTIONS + 1} times within an"
-        f" hour, and the BMC shows {seen.enabled} {seen.target}"
-    )
-
-
-def _undecidable(record: OverrideRecord, observed: Observed) -> str:
-    seen = observed.override
-    shown = f"; the BMC shows {seen.enabled} {seen.target}" if seen.enabled is not Enabled.DISABLED else ""
-    return (
-        f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
-        f" stand: it was never set, or it was set and consumed{shown}"
-    )
-
-
-def _was_set_by_another(record: OverrideRecord) -> str:
-    uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
-    return (
-        f"the BMC has shown {record.override.enabled} {record.override.target}{uri} for {record.reason} before this"
-        " ledger has set it: another instance may have installed the machine; nothing is set"
-    )
-
-
-def _lost(record: OverrideRecord) -> str:
-    return (
-        f"{record.override.enabled} {record.override.target} for {record.reason} is gone, and nothing proves that a"
-        " reset consumed it: it is not set anew"
-    )
+    return f"{record.override} was set a moment ago, and the BMC shows {observed.override}"

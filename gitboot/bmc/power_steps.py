@@ -6,12 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
-from gitboot.bmc.override_state import Enabled, Observed, OperatorCondition, OverrideRecord, State
+from gitboot.bmc.override_state import AskOperator, Leave, Observed, OperatorCondition, OverrideRecord, State, Wait
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Marks, Reset
+from gitboot.resolve.server_decision import OverrideEnabled
 
 _TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
 # How long an operating system may take to shut down; as long as Ironic gives it ([conductor]soft_power_off_timeout).
@@ -91,13 +93,6 @@ class SwitchRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LeaveSwitch:
-    """Nothing is to be done."""
-
-    why: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AskForReset:
     """Write ``record``, then ask the BMC for its type."""
 
@@ -111,30 +106,15 @@ class NoteSwitch:
     record: SwitchRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HoldSwitch:
-    """Not now: look again later."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DoubtSwitch:
-    """A person must decide; nothing is asked for before."""
-
-    condition: OperatorCondition
-    message: str
-
-
-SwitchStep = LeaveSwitch | AskForReset | NoteSwitch | HoldSwitch | DoubtSwitch
+SwitchStep = Leave | AskForReset | NoteSwitch | Wait | AskOperator
 
 
 def next_switch(
     *,
-    wanted: Switching | None,
+    wanted: Switching,
     record: SwitchRecord | None,
     observed: Observed,
-    overrides: Iterable[OverrideRecord],
+    overrides: Collection[OverrideRecord],
     at: datetime,
     identified: Identified,
     moving: frozenset[str] = frozenset(),
@@ -143,29 +123,56 @@ def next_switch(
 
     ``moving`` are the marks that its resets are known to move.
     """
-    if wanted is None:
-        return LeaveSwitch()
-    overrides = tuple(overrides)
+    ask = partial(_ask, wanted, record, observed, at)
+    held = partial(_held_back, observed=observed, overrides=overrides, at=at, identified=identified)
     if record is None or record.state is SwitchState.REFUSED:
-        return _begin(wanted, record, observed, overrides, at, identified)
+        if observed.power not in ("On", "Off"):
+            return Wait(why=f"its power is {observed.power or 'not shown'}")
+        if (observed.power == "On") is (wanted.manner is Manner.ON):
+            return Leave(why="it is on" if wanted.manner is Manner.ON else "it is off, and is not restarted")
+        return Wait(why=why) if (why := held(wanted)) is not None else ask(_TYPES[wanted.manner])
     if record.state is SwitchState.BACK:
-        return LeaveSwitch()
+        return Leave()
     if record.state is SwitchState.DONE:
         is_back = observed.runs_os and observed.marks.has_come_up_since(record.marks)
-        return NoteSwitch(record=replace(record, state=SwitchState.BACK)) if is_back else LeaveSwitch()
+        return NoteSwitch(record=replace(record, state=SwitchState.BACK)) if is_back else Leave()
+    just_asked = timedelta() <= at - record.at < _TO_BE_SHOWN
+    not_shown_yet = Wait(why=f"{record.type} was asked for a moment ago, and is not shown yet")
     if record.type in _ON:
-        return _after_on(wanted, record, observed, overrides, at)
+        if observed.power == "On":
+            return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+        if just_asked:
+            return not_shown_yet
+        if record.state is SwitchState.RECORDED and _has_not_booted(wanted, observed, overrides):
+            return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
+        return _doubt(
+            f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
+        )
     match observed.marks.reset_since(record.marks, moving=moving | _SURE_TO_MOVE):
         case Reset.SEEN:
             return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+        case Reset.UNKNOWN if record.state is SwitchState.ASKED:  # the BMC took it: it counts as done
+            return Leave(why=f"the BMC has taken {record.type}, and does not show what came of it")
+        case Reset.UNKNOWN if just_asked:
+            return not_shown_yet
         case Reset.UNKNOWN:
-            return _unknown(record, at)
-        case Reset.RULED_OUT:
-            return _not_obeyed(wanted, record, observed, overrides, at, identified)
+            return _doubt(
+                f"{record.type} was to be asked for, for {record.reason}, and nothing proves whether it was: the"
+                " machine is not reset again"
+            )
+    # It has not reset since: it is still shutting down, or was not asked to, or does not obey.
+    if record.type is ResetType.GRACEFUL_RESTART:
+        if timedelta() <= at - record.at < SHUTDOWN:
+            return Leave(why=f"its operating system was asked to restart at {record.at:%H:%M:%S}")
+        why = held(replace(wanted, now=True))
+        return Wait(why=why) if why is not None else ask(_TYPES[Manner.RESTART])
+    if just_asked or record.state is SwitchState.ASKED:
+        return Leave(why=f"{record.type} was asked for, and the machine has not reset since")
+    return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
 
 
 def come_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
-    """What was done for reasons that are wanted no more, as it is now: the machine's system runs again."""
+    """Return the records of machines whose system runs again, as they are now."""
     return tuple(
         replace(each, state=SwitchState.BACK)
         for each in records
@@ -181,10 +188,10 @@ def marks_that_move(
     return frozenset[str]().union(*(observed.marks.moved_since(marks) for marks in before))
 
 
-def held_back(
+def _held_back(
     wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord], at: datetime, identified: Identified
 ) -> str | None:
-    """Why a machine is not to be switched for a reason at this moment; None: it may be."""
+    """Return why a machine is not to be switched for a reason at this moment; None: it may be."""
     if isinstance(identified, Another | IdentityChanged):
         return f"AnotherMachine: {identified.message}"
     if not wanted.now:
@@ -193,38 +200,25 @@ def held_back(
         return "what is wanted from now on is still to be planned"
     if observed.in_post:  # however long it has said so: it may be writing firmware
         return "the machine is in POST"
-    if wanted.override is not None and not _is_set(wanted.override, observed, overrides):
-        return "its override is not known to stand"
-    return None
-
-
-def _begin(
-    wanted: Switching,
-    record: SwitchRecord | None,
-    observed: Observed,
-    overrides: Collection[OverrideRecord],
-    at: datetime,
-    identified: Identified,
-) -> SwitchStep:
-    if observed.power not in ("On", "Off"):
-        return HoldSwitch(why=f"its power is {observed.power or 'not shown'}")
-    if (observed.power == "On") is (wanted.manner is Manner.ON):
-        return LeaveSwitch(why="it is on" if wanted.manner is Manner.ON else "it is off, and is not restarted")
-    if (why := held_back(wanted, observed, overrides, at, identified)) is not None:
-        return HoldSwitch(why=why)
-    return _ask(wanted, _TYPES[wanted.manner], record, observed, at)
+    is_set = wanted.override is None or any(
+        each.reason == wanted.override and each.state is State.CONFIRMED and stands(each.override, observed)
+        for each in overrides
+    )
+    return None if is_set else "its override is not known to stand"
 
 
 def _ask(
-    wanted: Switching, types: Iterable[ResetType], record: SwitchRecord | None, observed: Observed, at: datetime
+    wanted: Switching, record: SwitchRecord | None, observed: Observed, at: datetime, types: Iterable[ResetType]
 ) -> SwitchStep:
+    """Ask for the first of some types that the BMC allows."""
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
         message = f"{wanted.manner} is wanted, and the BMC allows only {', '.join(sorted(allowed))}"
-        return DoubtSwitch(condition=OperatorCondition.UNSUPPORTED, message=message)
+        return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if not wanted.may_ask:
-        return LeaveSwitch()
+        return Leave()
+    since = record.since if record is not None and record.state.is_open else at
     return AskForReset(
         record=SwitchRecord(
             reason=wanted.reason,
@@ -232,86 +226,30 @@ def _ask(
             marks=observed.marks,
             state=SwitchState.RECORDED,
             at=at,
-            since=record.since if record is not None and record.state.is_open else at,
+            since=since,
             end=wanted.end,
         )
     )
 
 
-def _after_on(
-    wanted: Switching,
-    record: SwitchRecord,
-    observed: Observed,
-    overrides: Collection[OverrideRecord],
-    at: datetime,
-) -> SwitchStep:
-    """What became of a machine that was to be switched on: a one-time override that stands was not booted by."""
-    if observed.power == "On":
-        return NoteSwitch(record=replace(record, state=SwitchState.DONE))
-    if _was_just_asked(record, at):
-        return HoldSwitch(why=f"{record.type} was asked for a moment ago, and is not shown yet")
-    if record.state is SwitchState.RECORDED and _has_not_booted(wanted, observed, overrides):
-        return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
-    message = f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
-    return DoubtSwitch(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
-
-
-def _unknown(record: SwitchRecord, at: datetime) -> SwitchStep:
-    """Nothing proves whether a machine has reset: where the BMC took it, it counts as done."""
-    if record.state is SwitchState.ASKED:
-        return LeaveSwitch(why=f"the BMC has taken {record.type}, and does not show what came of it")
-    if _was_just_asked(record, at):
-        return HoldSwitch(why=f"{record.type} was asked for a moment ago, and is not shown yet")
-    message = (
-        f"{record.type} was to be asked for, for {record.reason}, and nothing proves whether it was: the machine is not"
-        " reset again"
-    )
-    return DoubtSwitch(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
-
-
-def _not_obeyed(
-    wanted: Switching,
-    record: SwitchRecord,
-    observed: Observed,
-    overrides: Collection[OverrideRecord],
-    at: datetime,
-    identified: Identified,
-) -> SwitchStep:
-    """It has not reset since: it is still shutting down, or nobody has asked it, or it does not obey."""
-    if record.type is ResetType.GRACEFUL_RESTART:
-        if timedelta() <= at - record.at < SHUTDOWN:
-            return LeaveSwitch(why=f"its operating system was asked to restart at {record.at:%H:%M:%S}")
-        if (why := held_back(replace(wanted, now=True), observed, overrides, at, identified)) is not None:
-            return HoldSwitch(why=why)
-        return _ask(wanted, _TYPES[Manner.RESTART], record, observed, at)
-    if _was_just_asked(record, at) or record.state is SwitchState.ASKED:
-        return LeaveSwitch(why=f"{record.type} was asked for, and the machine has not reset since")
-    return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
-
-
-def _is_set(reason: str, observed: Observed, overrides: Collection[OverrideRecord]) -> bool:
+def _has_not_booted(wanted: Switching, observed: Observed, overrides: Iterable[OverrideRecord]) -> bool:
+    """Return whether the one-time override of a machine that was to be switched on still stands: it was not booted."""
     return any(
-        each.reason == reason and each.state is State.CONFIRMED and stands(each.override, observed)
+        each.reason == wanted.override
+        and each.override.enabled is OverrideEnabled.ONCE
+        and each.state is State.CONFIRMED
+        and stands(each.override, observed)
+        and marks_beside(observed, each).reset_since(each.marks) is not Reset.SEEN
         for each in overrides
     )
 
 
-def _has_not_booted(wanted: Switching, observed: Observed, overrides: Collection[OverrideRecord]) -> bool:
-    own = [each for each in overrides if each.reason == wanted.override and each.override.enabled is Enabled.ONCE]
-    return any(
-        each.state is State.CONFIRMED
-        and stands(each.override, observed)
-        and marks_beside(observed, each).reset_since(each.marks) is not Reset.SEEN
-        for each in own
-    )
-
-
-def _was_just_asked(record: SwitchRecord, at: datetime) -> bool:
-    return timedelta() <= at - record.at < _TO_BE_SHOWN
+def _doubt(message: str) -> AskOperator:
+    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
 
 
 class PowerAction(StrEnum):
-    """What a person asks for."""
+    """A power action of an operator."""
 
     ON = "on"
     OFF = "off"
@@ -338,31 +276,24 @@ class Send:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NothingToSwitch:
-    """The machine is as it is asked for."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NotSwitched:
     """It is not done, and a person has to know why."""
 
     why: str
 
 
-PowerStep = Send | NothingToSwitch | NotSwitched
+PowerStep = Send | Leave | NotSwitched
 
 
 def next_power(action: PowerAction, seen: Observed, identified: Identified, *, force: bool) -> PowerStep:
-    """What is to be sent for ``action``; ``force``: without asking the operating system.
+    """Return what is to be sent for ``action``; ``force``: without asking the operating system.
 
     Nothing is switched on another machine than the document's, and none during POST: some BMCs lose settings then.
     """
     if isinstance(identified, Another | IdentityChanged):
         return NotSwitched(why=f"AnotherMachine: {identified.message}")
     if seen.power is not None and seen.power == _IS_SO.get(action):
-        return NothingToSwitch(why=f"it is {seen.power.lower()}")
+        return Leave(why=f"it is {seen.power.lower()}")
     if action is PowerAction.RESET and seen.power == "Off":
         return NotSwitched(why="it is off: gitboot bmc power on")
     if seen.in_post:

@@ -1,4 +1,4 @@
-"""Whether a machine has reset between two readings of its BMC, as far as that BMC's own clock can say."""
+"""Reboot detection: the marks of a BMC, and whether its machine has reset between two readings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Marks:
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
     def reset_since(self, earlier: Marks, *, moving: frozenset[str] | None = None) -> Reset:
-        """Tell whether the machine has reset since ``earlier`` was read.
+        """Return whether the machine has reset since ``earlier`` was read.
 
         A mark that moved proves a reset if it is an instant later than ``earlier``, by a clock that has run through;
         but no reset is needed for a machine that was coming up to have come further.
@@ -62,7 +62,7 @@ class Marks:
         return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
 
     def moved_since(self, earlier: Marks) -> frozenset[str]:
-        """The marks that are instants later than ``earlier``, by a clock that nothing shows to have been set."""
+        """Return the marks that are instants later than ``earlier``, by a clock that nothing shows to have been set."""
         if self.bmc_time is not None and self._clock_was_lost(earlier):
             return frozenset()
         since = _instant(earlier.bmc_time)
@@ -74,13 +74,13 @@ class Marks:
         return frozenset(found)
 
     def may_follow(self, earlier: Marks) -> bool:
-        """Whether the machine has come further than ``earlier``, so that both may be of the same boot."""
+        """Return whether the machine has come further than ``earlier``, so that both may be of the same boot."""
         if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
     def has_come_up_since(self, earlier: Marks) -> bool:
-        """Whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
+        """Return whether the machine has gone through POST since ``earlier`` was read, as far as its BMC can say."""
         return "boot_progress_time" in self.moved_since(earlier)
 
     def with_clock_of(self, other: Marks) -> Marks:
@@ -93,7 +93,7 @@ class Marks:
         )
 
     def _beside(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
-        """Each mark that is shown now and was shown then: (its name, then, now)."""
+        """Yield each mark that is shown now and was shown then: (its name, then, now)."""
         marks = (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
             ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
@@ -130,7 +130,7 @@ def _differ(before: str, after: str) -> bool:
 
 
 def _has_moved(before: str | None, after: str | None) -> bool:
-    """Whether a Manager has restarted; some work the instant out from their uptime, a second more or less."""
+    """Return whether a Manager has restarted; some work the instant out from their uptime, a second more or less."""
     if before is None:
         return False
     then, now = _instant(before), _instant(after)
@@ -138,7 +138,7 @@ def _has_moved(before: str | None, after: str | None) -> bool:
 
 
 def parse(text: str | None) -> datetime | None:
-    """An instant as a BMC writes it, with its offset if it has one; None where it is none."""
+    """Return the instant of a text of a BMC, with its offset if it has one; None: the text is no instant."""
     try:
         return datetime.fromisoformat(text) if text is not None else None
     except ValueError:
@@ -146,7 +146,7 @@ def parse(text: str | None) -> datetime | None:
 
 
 def in_utc(instant: datetime) -> datetime:
-    """An instant without an offset is taken for UTC, as all of the same BMC."""
+    """Return an instant in UTC. An instant without an offset counts as UTC, as all of the same BMC."""
     return instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
 
 

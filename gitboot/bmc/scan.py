@@ -38,7 +38,7 @@ _ROOT: Final = "/redfish/v1/"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What came of one address; neither machines nor why not: no Redfish service answers there."""
+    """The result of one address. Without machines and without a reason, no Redfish service answers there."""
 
     address: str
     found: tuple[FoundServer, ...] = ()
@@ -46,7 +46,7 @@ class Probe:
 
 
 def addresses(places: Sequence[str], ports: Sequence[int]) -> tuple[str, ...]:
-    """The base URLs that networks, addresses, host names and URLs mean, each once, in their order.
+    """Return the base URLs that networks, addresses, host names and URLs mean, each once, in their order.
 
     Raises `UsageError` for what is none of these, and for more than ``MOST_ADDRESSES``.
     """
@@ -101,34 +101,28 @@ def scan(
 def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
     try:
         with connect(address) as bmc, bmc.reach.watched():
-            if not _answers(bmc):
+            try:
+                is_redfish = bmc.is_redfish()
+            except BmcUnreachable:  # nobody is there, or somebody who speaks another language
+                is_redfish = False
+            if not is_redfish:
                 return Probe(address=address)
-            return Probe(address=address, found=tuple(_machines(address, bmc)))
+            systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
+            found = (_read_server(address, bmc.read(path), bmc, alone=len(systems) == 1) for path in systems)
+            return Probe(address=address, found=tuple(found))
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, why_not=str(error))
 
 
-def _answers(bmc: BmcConnection) -> bool:
-    from gitboot.bmc.redfish.client import is_redfish
-
-    try:
-        return is_redfish(bmc)
-    except BmcUnreachable:  # nobody is there, or somebody who speaks another language
-        return False
-
-
-def _machines(address: str, bmc: BmcConnection) -> Iterator[FoundServer]:
-    systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-    for path in systems:
-        system = bmc.read(path)
-        yield found_server(
-            address,
-            system,
-            alone=len(systems) == 1,
-            nics=_all(bmc, system.link("EthernetInterfaces")),
-            manager=_perhaps(bmc, manager_path(system.body)),
-            processor=next(_all(bmc, system.link("Processors")), None),
-        )
+def _read_server(address: str, system: Resource, bmc: BmcConnection, *, alone: bool) -> FoundServer:
+    return found_server(
+        address,
+        system,
+        alone=alone,
+        nics=_all(bmc, system.link("EthernetInterfaces")),
+        manager=_perhaps(bmc, manager_path(system.body)),
+        processor=next(_all(bmc, system.link("Processors")), None),
+    )
 
 
 def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
@@ -139,7 +133,7 @@ def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
 
 
 def _perhaps(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """A resource that not every BMC has, or shows to every role."""
+    """Return a resource that not every BMC has, or shows to every role."""
     if path is None:
         return None
     try:
@@ -179,7 +173,7 @@ def compare(
 ) -> Comparison:
     """Compare what was found at the ``asked`` addresses with all machines that documents describe.
 
-    Of the ``unread`` addresses somebody answered, and what is there could not be read: nothing is said of them.
+    A BMC answered at the ``unread`` addresses and could not be read: they are not compared.
     """
     found = sorted(found, key=lambda each: (each.address, each.system))
     machines = dict(_recognised(found, described))
@@ -189,7 +183,12 @@ def compare(
     silent = {place_of(address, None)[0] for address in asked} - {place_of(address, None)[0] for address in unread}
     for machine in described:
         if machine.bmc is not None and machine.name not in where and machine.bmc.place[0] in silent:
-            differences.append(_missing(machine, found))
+            place, address = machine.bmc.place, machine.bmc.address
+            instead = next((each.shown for each in found if place in each.places), None)
+            message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
+            differences.append(
+                Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
+            )
     return Comparison(
         servers={each: machine.name for each, machine in machines.items()},
         differences=tuple(sorted(differences, key=lambda each: (each.what, each.server or "", each.address))),
@@ -197,10 +196,12 @@ def compare(
 
 
 def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> Iterator[tuple[FoundServer, Machine]]:
-    """Each found machine with the one that it is, by UUID in either byte order or by serial number."""
+    """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in described:
-        for value in _values(machine):
+        said = _described(machine)
+        orders = (order.upper() for uuid in said.uuids for order in byte_orders(uuid))
+        for value in {*orders, *(each.upper() for each in said.serials)}:
             index.setdefault(value, []).append(machine)
     for each in found:
         shown = each.shown
@@ -209,13 +210,6 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
             if isinstance(identify(_described(machine), shown), Same):
                 yield each, machine
                 break
-
-
-def _values(machine: Machine) -> set[str]:
-    said = _described(machine)
-    return {order.upper() for uuid in said.uuids for order in byte_orders(uuid)} | {
-        each.upper() for each in said.serials
-    }
 
 
 def _described(machine: Machine) -> Described:
@@ -240,8 +234,19 @@ def _of_found(
             message=f"no document describes {found.shown}{instead}",
         )
         return
-    if here is not machine:
-        yield _elsewhere(found, machine, here, where)
+    if here is not machine:  # it answers where its document does not say
+        said = machine.bmc.address if machine.bmc is not None else None
+        other = where.get(here.name) if here is not None else None
+        is_swapped = other is not None and machine.bmc is not None and machine.bmc.place in other.places
+        if here is not None and is_swapped:
+            what, message = (
+                DiscrepancyKind.SWAPPED,
+                f"it is where {here.name} is described, and {here.name} is at {said}",
+            )
+        else:
+            also = f", where {here.name} is described" if here is not None else ""
+            what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
+        yield Discrepancy(what=what, server=machine.name, address=found.address, message=message)
     shown = {nic.mac for nic in found.nics}
     if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
         instead = some([nic.mac.replace("-", ":") for nic in found.nics if nic.mac not in machine.macs]) or "no other"
@@ -251,28 +256,6 @@ def _of_found(
             address=found.address,
             message=f"its BMC does not show {some(gone)}; it shows {instead}",
         )
-
-
-def _elsewhere(
-    found: FoundServer, machine: Machine, here: Machine | None, where: Mapping[str, FoundServer]
-) -> Discrepancy:
-    """It answers where its document does not say."""
-    said = machine.bmc.address if machine.bmc is not None else None
-    other = where.get(here.name) if here is not None else None
-    if here is not None and other is not None and machine.bmc is not None and machine.bmc.place in other.places:
-        what, message = DiscrepancyKind.SWAPPED, f"it is where {here.name} is described, and {here.name} is at {said}"
-    else:
-        also = f", where {here.name} is described" if here is not None else ""
-        what, message = DiscrepancyKind.MOVED, f"its document says {said or 'nothing of a BMC'}{also}"
-    return Discrepancy(what=what, server=machine.name, address=found.address, message=message)
-
-
-def _missing(machine: Machine, found: Iterable[FoundServer]) -> Discrepancy:
-    assert machine.bmc is not None  # noqa: S101 - only those that have one are looked for
-    address = machine.bmc.address
-    instead = next((each.shown for each in found if machine.bmc.place in each.places), None)
-    message = f"another machine answers there: {instead}" if instead is not None else "nobody answers there"
-    return Discrepancy(what=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
 
 
 # Processor.InstructionSet and ProcessorArchitecture, DSP0268
@@ -338,10 +321,17 @@ def found_server(
     processor: Resource | None = None,
 ) -> FoundServer:
     """Put together what the resources of one system say; what is not shown stays empty."""
-    body = system.body
-    architectures = (
-        [_line(processor.body.get(name)) for name in ("InstructionSet", "ProcessorArchitecture")] if processor else []
-    )
+    body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
+    architectures = [_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
+    shown: dict[MacAddress, FoundNic] = {}  # by their permanent addresses
+    for each in nics:
+        if each.link("Links", "HostInterface") is not None:  # between the machine and its BMC
+            continue
+        try:
+            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
+        except Malformed:
+            continue
+        shown.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
     return FoundServer(
         address=address,
         system=system.path,
@@ -351,28 +341,14 @@ def found_server(
         model=_line(body.get("Model")),
         bios=_line(body.get("BiosVersion")),
         bmc=_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
-        nics=_nics(nics),
+        nics=tuple(sorted(shown.values(), key=lambda nic: (nic.name, nic.mac))),
         architecture=next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None),
         firmware=Firmware.BIOS if system.boot.get(MODE) == "Legacy" else Firmware.UEFI,
     )
 
 
-def _nics(resources: Iterable[Resource]) -> tuple[FoundNic, ...]:
-    """Network interfaces by their permanent addresses, each once; not the one between machine and BMC."""
-    found: dict[MacAddress, FoundNic] = {}
-    for each in resources:
-        if each.link("Links", "HostInterface") is not None:
-            continue
-        try:
-            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
-        except Malformed:
-            continue
-        found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
-    return tuple(sorted(found.values(), key=lambda nic: (nic.name, nic.mac)))
-
-
 def name_for(found: FoundServer, taken: Collection[str]) -> str:
-    """A name for its document that none has: its serial number, else of its UUID."""
+    """Return a name for its document that none has: its serial number, else of its UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(found.shown.uuid or '')[:8]}"
     number = 2
@@ -382,7 +358,7 @@ def name_for(found: FoundServer, taken: Collection[str]) -> str:
 
 
 def document_for(found: FoundServer, name: str, credentials: str, *, verify: bool) -> str:
-    """The Server document of a machine that has none: parked, so that nothing is booted or set by it."""
+    """Return the Server document of a machine that has none: parked, so that nothing is booted or set by it."""
     known = f"{found.maker} {found.model}".strip() or "a machine"
     versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
     assumed = "" if found.architecture else "  # not shown by its BMC: look"
@@ -410,7 +386,7 @@ def document_for(found: FoundServer, name: str, credentials: str, *, verify: boo
 
 
 def _quoted(text: str) -> str:
-    """A scalar that YAML reads as this text, whatever is in it."""
+    """Return a scalar that YAML reads as this text, whatever is in it."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
-from gitboot.bmc.credentials import NO_SIGN, CredentialDirectory, Entrusted, Sign, Trust
-from gitboot.bmc.identity import known_at
+from gitboot.bmc.credentials import NO_SIGN, CredentialDirectory, Entrusted, Sign
+from gitboot.bmc.identity import Pinned, known_at
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 
 if TYPE_CHECKING:
-    from gitboot.bmc.step_runner import Driver
+    from gitboot.bmc.override_session import Driver
 
 
 _UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again
@@ -47,11 +47,11 @@ class Connections:
     _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
 
     def to(
-        self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, certificate: str | None = None
+        self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, pinned: Pinned | None = None
     ) -> Driver:
         """The connection to a machine's BMC; raises `UsageError` where there are no credentials that it may be sent.
 
-        ``known``: the ledger lets it have them; ``certificate``: the fingerprint of the one that it showed before.
+        ``known``: the ledger lets it have them; ``pinned``: what the machine's BMC showed before.
         """
         found = self.directory.of(bmc.credentials)
         access, kept = (bmc, found, known), self._kept.get(uuid)
@@ -62,19 +62,21 @@ class Connections:
         else:
             if kept is not None:
                 kept[1].close()
-            connection = self._opened(server, bmc, found, known=known)
+            connection = self._open(server, bmc, found, known=known)
         self._kept[uuid] = access, connection
         with self._using:
             self._used_s.pop(uuid, None)
             self._used_s[uuid] = time.monotonic()  # behind all that were used before
-        connection.reach.certificate = certificate
+        pinned = known_at(pinned, bmc.place)
+        connection.reach.certificate = pinned.certificate if pinned is not None else None
         return connection
 
-    def _opened(self, server: str, bmc: BmcAccess, found: Entrusted, *, known: bool) -> Driver:
+    def _open(self, server: str, bmc: BmcAccess, found: Entrusted, *, known: bool) -> Driver:
         # Only here: they take their time, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
         from gitboot.bmc.redfish.transport import Reach
+        from gitboot.http_client import tls_context
 
         trust, vouched = found.trust, found.trust.certificate(bmc)
         reach = Reach(
@@ -86,29 +88,23 @@ class Connections:
         )
         if bmc.by_ipmi:
             return IpmiConnection(bmc.address, found.credentials, reach=reach)
-        tls = self._tls(server, bmc, trust)
-        return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
-
-    def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
-        from gitboot.bmc.redfish.transport import tls_context
-
-        if trust.certificate(bmc) is not None:
-            return tls_context(verify=False)
-        authority = trust.trusted_authority(bmc)
         try:
             with self._trusting:  # one context for each authority: loading the CA bundle is what costs
-                return tls_context(verify=bmc.verify, ca=authority)
+                is_named = vouched is not None
+                authority = None if is_named else trust.trusted_authority(bmc)
+                tls = tls_context(verify=bmc.verify and not is_named, ca=authority)
         except ssl.SSLError as error:
             where = f"bmc.tls.ca of {server}" if bmc.ca is not None else f"the authority for {bmc.credentials}"
             raise UsageError(f"{where} is not a certificate in PEM: {error.reason or error}") from None
+        return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def fingerprint(self, uuid: SystemUuid) -> str | None:
-        """That of the credentials with which a machine's BMC was asked last."""
+        """Return the fingerprint of the credentials that a machine's BMC was sent last."""
         kept = self._kept.get(uuid)
         return kept[0][1].fingerprint if kept is not None else None
 
     def unused(self) -> list[Driver]:
-        """Give away those that nobody has used for a while: a BMC has few sessions, and this machine its limits."""
+        """Drop and return the connections that nobody has used for a while: a BMC has few sessions."""
         found = []
         since_s = time.monotonic() - _UNUSED_S
         with self._using:
@@ -122,103 +118,8 @@ class Connections:
         until_s = time.monotonic() + _LOGOUTS_S
         with ThreadPoolExecutor(MOST_OF_SITE) as threads:
             for _, connection in self._kept.values():
-                threads.submit(_close, connection, until_s)
+                threads.submit(lambda kept: kept.close(log_out=time.monotonic() < until_s), connection)
         self._kept.clear()
-
-
-def _close(connection: Driver, until_s: float) -> None:
-    connection.close(log_out=time.monotonic() < until_s)
-
-
-MOST: Final = 256
-MOST_OF_SITE: Final = 128
-
-
-@dataclass(slots=True)
-class BmcPool:
-    """Jobs at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
-
-    A job that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
-    ``on_finished`` is called once for all jobs that end within a moment.
-    """
-
-    credentials: Path | None
-    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]
-    clock: Callable[[], datetime]
-    dry_run: bool = False  # every job
-    parallel: int = MOST
-    per_site: int = MOST_OF_SITE
-    on_finished: Callable[[], None] = lambda: None
-    fence: Callable[[], None] = lambda: None  # raises where another instance may change them
-    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
-    _crew: Crew[SystemUuid, Result] = field(init=False)
-    _credentials: CredentialDirectory = field(init=False)
-    _connections: Connections = field(init=False)
-    _closing: ThreadPoolExecutor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
-        self._credentials = CredentialDirectory(self.credentials)
-        self._connections = Connections(self._credentials, self.fence, self.ending_fence)
-        self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
-
-    def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
-        """Take jobs in, but for machines whose last one still runs, or has ended since `finished` was called.
-
-        Return the machines whose job was taken.
-        """
-        made = (replace(job, dry_run=self.dry_run) for job in jobs)
-        return self._crew.add(Task(job.uuid, job.site, partial(self._run, job)) for job in made)
-
-    def forget(self, uuids: Iterable[SystemUuid]) -> None:
-        """Drop jobs that have not begun."""
-        self._crew.forget(uuids)
-
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
-        """The results of jobs that have ended since the last call, by machine, in the order of their names."""
-        for unused in self._connections.unused():
-            self._closing.submit(unused.close)
-        results = self._crew.ended()
-        while wait_all and (more := self._crew.next_ended()):
-            results |= more
-        return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
-
-    def close(self) -> None:
-        """Let running jobs end, and close all connections."""
-        self._crew.close()
-        self._closing.shutdown(wait=False, cancel_futures=True)
-        self._connections.close()
-
-    def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """What changes when a BMC's credentials do: one that was refused is asked again when it is another."""
-        return self._credentials.fingerprint(bmc.credentials)
-
-    def _run(self, job: Job) -> tuple[Result, Sign]:
-        began_s = time.monotonic()
-        before = self.fingerprint(job.bmc)
-        granted = job.switching is not None and job.switching.now
-        try:
-            pinned = known_at(job.pinned, job.bmc.place)
-            certificate = pinned.certificate if pinned is not None else None
-            bmc = self._connections.to(job.uuid, job.server, job.bmc, known=job.known, certificate=certificate)
-        except UsageError as error:
-            result = Result(
-                server=job.server,
-                uuid=job.uuid,
-                outcome=Outcome.STALLED,
-                message=str(error),
-                asked=not isinstance(error, BmcNotTrusted),
-                answered=False,
-                credentials=before,  # what has changed meanwhile is a change
-            )
-            return replace(result, granted=granted, took_s=time.monotonic() - began_s), NO_SIGN
-        with bmc.reach.watched() as sign:
-            result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), self.clock)
-        if result.outcome is Outcome.STALLED and not result.answered:
-            self._credentials.doubt(job.bmc.credentials)
-        used = self._connections.fingerprint(job.uuid)
-        took_s = time.monotonic() - began_s
-        return replace(result, credentials=used, granted=granted, took_s=took_s), sign()
 
 
 @contextmanager
@@ -229,6 +130,94 @@ def connections(directory: Path | None) -> Iterator[Connections]:
         yield kept
     finally:
         kept.close()
+
+
+MOST: Final = 256
+MOST_OF_SITE: Final = 128
+
+
+@dataclass(slots=True)
+class BmcPool:
+    """Tasks at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
+
+    A task that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
+    ``on_finished`` is called once for all tasks that end within a moment.
+    """
+
+    credentials: Path | None
+    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]
+    clock: Callable[[], datetime]
+    dry_run: bool = False  # every task
+    parallel: int = MOST
+    per_site: int = MOST_OF_SITE
+    on_finished: Callable[[], None] = lambda: None
+    fence: Callable[[], None] = lambda: None  # raises where another instance may change them
+    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
+    _crew: Crew[SystemUuid, TaskResult] = field(init=False)
+    _credentials: CredentialDirectory = field(init=False)
+    _connections: Connections = field(init=False)
+    _closing: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
+        self._credentials = CredentialDirectory(self.credentials)
+        self._connections = Connections(self._credentials, self.fence, self.ending_fence)
+        self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
+
+    def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
+        """Take tasks in, but for machines whose last one still runs, or has ended since `finished` was called.
+
+        Return the machines whose task was taken.
+        """
+        made = (replace(task, dry_run=self.dry_run) for task in tasks)
+        return self._crew.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
+
+    def forget(self, uuids: Iterable[SystemUuid]) -> None:
+        """Drop tasks that have not begun."""
+        self._crew.forget(uuids)
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+        """Return the results of tasks that have ended since the last call, by machine, in the order of their names."""
+        for unused in self._connections.unused():
+            self._closing.submit(unused.close)
+        results = self._crew.ended()
+        while wait_all and (more := self._crew.next_ended()):
+            results |= more
+        return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
+
+    def close(self) -> None:
+        """Let running tasks end, and close all connections."""
+        self._crew.close()
+        self._closing.shutdown(wait=False, cancel_futures=True)
+        self._connections.close()
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        """Return what changes when a BMC's credentials do: one that was refused is asked again when it is another."""
+        return self._credentials.fingerprint(bmc.credentials)
+
+    def _run(self, task: BmcTask) -> tuple[TaskResult, Sign]:
+        began_s = time.monotonic()
+        credentials, sign = self.fingerprint(task.bmc), NO_SIGN
+        try:
+            bmc = self._connections.to(task.uuid, task.server, task.bmc, known=task.known, pinned=task.pinned)
+        except UsageError as error:  # what has changed of the credentials meanwhile is a change
+            result = TaskResult(
+                server=task.server,
+                uuid=task.uuid,
+                outcome=Outcome.STALLED,
+                message=str(error),
+                asked=not isinstance(error, BmcNotTrusted),
+                answered=False,
+            )
+        else:
+            with bmc.reach.watched() as watched:
+                session = OverrideSession(bmc, task, lambda record: self.write(task.uuid, record), self.clock)
+                result, sign = session.run(), watched()
+            if result.outcome is Outcome.STALLED and not result.answered:
+                self._credentials.doubt(task.bmc.credentials)
+            credentials = self._connections.fingerprint(task.uuid)
+        granted, took_s = task.switching is not None and task.switching.now, time.monotonic() - began_s
+        return replace(result, credentials=credentials, granted=granted, took_s=took_s), sign
 
 
 _GATHER_S: Final = 0.2  # for so long others that end are waited for, before somebody is woken for them
@@ -251,59 +240,12 @@ def in_a_while(seconds: float, what: Callable[[], None]) -> None:
     timer.start()
 
 
-class _Queue(Generic[Key, Value]):
-    """Tasks that have not begun, by site in the order in which they came; each site is served in turn."""
-
-    def __init__(self, most: int, most_of_site: int) -> None:
-        self._most, self._most_of_site = most, most_of_site
-        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}
-        self._busy: Counter[str | None] = Counter()  # how many have begun, and not ended
-        self._paces: dict[str | None, Pace] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def put(self, task: Task[Key, Value]) -> None:
-        """Add a task, in place of one of the same key."""
-        self.drop(task.key)
-        self._waiting.setdefault(task.site, OrderedDict())[task.key] = task
-
-    def drop(self, key: Key) -> None:
-        for site in [site for site, tasks in self._waiting.items() if key in tasks]:
-            del self._waiting[site][key]
-            if not self._waiting[site]:
-                del self._waiting[site]
-
-    def clear(self) -> None:
-        self._waiting.clear()
-
-    def begin(self) -> Task[Key, Value] | None:
-        """Take out the next whose site bears one more; None: there is none."""
-        for site, tasks in self._waiting.items():
-            if self._busy[site] < self._pace(site).limit:
-                self._busy[site] += 1
-                del self._waiting[site]
-                _, task = tasks.popitem(last=False)
-                if tasks:
-                    self._waiting[site] = tasks  # behind the others
-                return task
-        return None
-
-    def end(self, site: str | None, sign: Sign) -> None:
-        self._busy[site] -= 1
-        self._paces[site] = self._pace(site).after(sign)
-
-    def _pace(self, site: str | None) -> Pace:
-        if site not in self._paces:
-            self._paces[site] = Pace.upto(self._most if site is None else self._most_of_site)
-        return self._paces[site]
-
-
 class Crew(Generic[Key, Value]):
     """At most ``most`` tasks at a time, and one of each key; what ends makes room for the next at once.
 
-    ``on_ended`` is called, from any thread, when something has ended that nobody has taken yet: once for all that
-    ends within a moment, and at once when nothing is left to do.
+    Tasks begin by site in the order in which they came, and each site is served in turn. ``on_ended`` is called, from
+    any thread, when something has ended that nobody has taken yet: once for all that ends within a moment, and at once
+    when nothing is left to do.
     """
 
     def __init__(
@@ -314,10 +256,12 @@ class Crew(Generic[Key, Value]):
         on_ended: Callable[[], None] = lambda: None,
         later: Later = in_a_while,
     ) -> None:
-        self._most, self._on_ended, self._later = most, on_ended, later
+        self._most, self._most_of_site, self._on_ended, self._later = most, most_of_site, on_ended, later
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards what follows
-        self._waiting: _Queue[Key, Value] = _Queue(most, most_of_site)
+        self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # by site
+        self._busy: Counter[str | None] = Counter()  # how many of a site have begun, and not ended
+        self._paces: dict[str | None, Pace] = {}
         self._running: set[Key] = set()
         self._ended: dict[Key, Value] = {}
         self._raised: list[BaseException] = []
@@ -326,14 +270,15 @@ class Crew(Generic[Key, Value]):
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Take tasks in, but for keys whose last one still runs, or has ended since `ended` was called.
 
-        Whoever makes a task for such a key does not know yet what the last one did. A task that has not begun gives way
+        A task for such a key was made without the result of the last one. A task that has not begun gives way
         to a newer one of its key. Return the keys whose task was taken.
         """
         taken = set()
         with self._changed:
             for task in tasks:
                 if task.key not in self._running and task.key not in self._ended:
-                    self._waiting.put(task)
+                    self._drop(task.key)
+                    self._waiting.setdefault(task.site, OrderedDict())[task.key] = task
                     taken.add(task.key)
             self._begin()
         return frozenset(taken)
@@ -342,18 +287,21 @@ class Crew(Generic[Key, Value]):
         """Drop tasks that have not begun."""
         with self._changed:
             for key in keys:
-                self._waiting.drop(key)
+                self._drop(key)
 
     def ended(self) -> dict[Key, Value]:
-        """What came of the tasks that have ended since the last call; raises what one of them has raised."""
+        """Return what came of the tasks that have ended since the last call; raises what one of them has raised."""
         with self._changed:
-            return self._taken()
+            if self._raised:
+                raise self._raised.pop()
+            ended, self._ended = self._ended, {}
+            return ended
 
     def next_ended(self) -> dict[Key, Value]:
-        """The same, once there is something; empty only where nothing is left to do."""
+        """Wait until a task has ended, and return what came of those that have; empty if nothing is left to do."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._raised or not self._is_working)
-            return self._taken()
+            self._changed.wait_for(lambda: self._ended or self._raised or not (self._running or self._waiting))
+            return self.ended()
 
     def close(self) -> None:
         """Let running tasks end, and begin no others."""
@@ -361,39 +309,49 @@ class Crew(Generic[Key, Value]):
             self._waiting.clear()
         self._threads.shutdown(wait=True)
 
-    @property
-    def _is_working(self) -> bool:
-        return bool(self._running or self._waiting)
+    def _drop(self, key: Key) -> None:
+        for site in [site for site, tasks in self._waiting.items() if key in tasks]:
+            del self._waiting[site][key]
+            if not self._waiting[site]:
+                del self._waiting[site]
 
-    def _taken(self) -> dict[Key, Value]:
-        if self._raised:
-            raise self._raised.pop()
-        ended, self._ended = self._ended, {}
-        return ended
+    def _pace(self, site: str | None) -> Pace:
+        if site not in self._paces:
+            self._paces[site] = Pace.upto(self._most if site is None else self._most_of_site)
+        return self._paces[site]
 
     def _begin(self) -> None:
-        while len(self._running) < self._most and (task := self._waiting.begin()) is not None:
+        """Begin tasks while there is one whose site bears one more."""
+        while len(self._running) < self._most:
+            for site in self._waiting:
+                if self._busy[site] < self._pace(site).limit:
+                    break
+            else:
+                return
+            tasks = self._waiting.pop(site)
+            _, task = tasks.popitem(last=False)
+            if tasks:
+                self._waiting[site] = tasks  # behind the others
+            self._busy[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._do, task)
 
     def _do(self, task: Task[Key, Value]) -> None:
+        sign, error = NO_SIGN, None
         try:
             value, sign = task.work()
-        except BaseException as error:  # noqa: BLE001 - it is raised where the results are taken
-            self._end(task, error)
-        else:
-            self._end(task, value, sign)
-
-    def _end(self, task: Task[Key, Value], value: Value | BaseException, sign: Sign = NO_SIGN) -> None:
+        except BaseException as raised:  # noqa: BLE001 - it is raised where the results are taken
+            error = raised
         with self._changed:
             self._running.remove(task.key)
-            self._waiting.end(task.site, sign)
-            if isinstance(value, BaseException):
-                self._raised.append(value)
+            self._busy[task.site] -= 1
+            self._paces[task.site] = self._pace(task.site).after(sign)
+            if error is not None:
+                self._raised.append(error)
             else:
                 self._ended[task.key] = value
             self._begin()
-            is_last, is_first = not self._is_working, not self._is_gathering
+            is_last, is_first = not (self._running or self._waiting), not self._is_gathering
             self._is_gathering = self._is_gathering or not is_last
             self._changed.notify_all()
         if is_last:
@@ -422,7 +380,7 @@ _FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a 
 class Pace:
     """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
 
-    BMCs that have never answered say nothing of the way: a rack that is switched off does not slow the others.
+    BMCs that have never answered do not count: a rack that is switched off does not slow the others.
     """
 
     most: int
@@ -437,7 +395,7 @@ class Pace:
         return cls(most=most, limit=min(FIRST, most))
 
     def after(self, sign: Sign) -> Pace:
-        """What one BMC's sign makes of it."""
+        """Return the pace after the sign of one BMC."""
         if sign.waited_s is None and not sign.is_lost:
             return self
         waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -37,16 +37,12 @@ class Setting(click.Option):
             key = key_of(self)
             file: Path | None = ctx.meta.get(_CONFIG)
             where = f"{file}" if file is not None else "a file and name it with --config"
+            is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
+            as_toml = str(value) if is_number and not self.multiple else json.dumps(value, ensure_ascii=False)
             raise click.UsageError(
-                f"--{key} is a setting of the configuration file: write {key} = {self._as_toml(value)} to {where}", ctx
+                f"--{key} is a setting of the configuration file: write {key} = {as_toml} to {where}", ctx
             )
         return value, source
-
-    def _as_toml(self, value: Any) -> str:
-        if self.multiple:
-            return f"[{', '.join(json.dumps(each, ensure_ascii=False) for each in value)}]"
-        is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
-        return str(value) if is_number else json.dumps(value, ensure_ascii=False)
 
 
 def key_of(parameter: click.Parameter) -> str:
@@ -62,21 +58,12 @@ def variables_of(parameter: click.Parameter) -> list[str]:
 
 def keys_of(command: click.Command) -> dict[str, click.Parameter]:
     """Return the keys that a command's configuration file may have, with their parameters."""
-    return dict(_keys(command))
-
-
-def _keys(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
+    found: dict[str, click.Parameter] = {}
     for parameter in command.params:
         is_internal = isinstance(parameter, click.Option) and parameter.hidden and not isinstance(parameter, Setting)
-        if is_internal or parameter.name == "config":
-            continue
-        for option in parameter.opts:
-            yield option.removeprefix("--"), parameter
-
-
-def config_option(command: Command) -> Command:
-    """Add --config: a TOML file with the command's options and settings. The command line and variables win over it."""
-    return config_of(None)(command)
+        if not is_internal and parameter.name != "config":
+            found.update((option.removeprefix("--"), parameter) for option in parameter.opts)
+    return found
 
 
 def config_of(other: str | None) -> Callable[[Command], Command]:
@@ -114,6 +101,10 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
     )
 
 
+# Add --config: a TOML file with the options and settings of the command. The command line and variables win over it.
+config_option = config_of(None)
+
+
 def _expected(key: str, parameter: click.Parameter, value: Any) -> str | None:
     """Return what to write if the TOML type of a value cannot be that of the parameter; click checks the value."""
     if isinstance(parameter, click.Option) and parameter.is_flag:
@@ -126,22 +117,21 @@ def _expected(key: str, parameter: click.Parameter, value: Any) -> str | None:
     return None if isinstance(value, str | int | float) and not isinstance(value, bool) else "one string or one number"
 
 
-def handed_settings(command: Command) -> Command:
-    """Add the hidden option by which a process hands its settings to the processes that it starts."""
+def _read_handed(context: click.Context, _: click.Parameter, text: str | None) -> None:
+    if text is not None:
+        context.default_map = json.loads(text)
 
-    def read(context: click.Context, _: click.Parameter, text: str | None) -> None:
-        if text is not None:
-            context.default_map = json.loads(text)
 
-    return click.option(
-        "--settings",
-        hidden=True,
-        allow_from_autoenv=False,
-        callback=read,
-        is_eager=True,
-        expose_value=False,
-        help="The settings of the process that started this one, as JSON by parameter name.",
-    )(command)
+# The hidden option by which a process hands its settings to the processes that it starts.
+handed_settings = click.option(
+    "--settings",
+    hidden=True,
+    allow_from_autoenv=False,
+    callback=_read_handed,
+    is_eager=True,
+    expose_value=False,
+    help="The settings of the process that started this one, as JSON by parameter name.",
+)
 
 
 def name_source(error: click.UsageError) -> None:

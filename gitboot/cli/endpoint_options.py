@@ -6,8 +6,9 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gitboot.cli.configuration_file import Setting
+from gitboot.cli.options import combined
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
@@ -26,13 +28,10 @@ if TYPE_CHECKING:
     from gitboot.endpoint.app import Clients
     from gitboot.endpoint.recorder import ForwardedRecording, Recording
     from gitboot.endpoint.tls import Certificate
+    from gitboot.ledger.shared_fetchlog import SharedFetches
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_NAMES: Final = (
-    *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
-    *("operators_tls", "trusted_proxies", "idle_connections"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,15 +47,15 @@ class AccessSettings:
     idle_connections: int  # of one address
 
 
-def access_options(command: Command) -> Command:
-    """Add the options that say who may ask an endpoint for what."""
-    networks = click.option(
+# Who may ask an endpoint for what.
+access_options = combined(
+    click.option(
         "--operators",
         multiple=True,
         metavar="CIDR",
         help="Networks from which /api and /metrics are answered. Default: this machine alone.",
-    )
-    hosts = click.option(
+    ),
+    click.option(
         "--operators-host",
         "operators_hosts",
         cls=Setting,
@@ -65,13 +64,13 @@ def access_options(command: Command) -> Command:
         metavar="NAME",
         help="Names in the URLs that operators use for /api and /metrics. gitboot always accepts addresses and "
         "localhost, and rejects other names. Default: none.",
-    )
-    tokens = click.option(
+    ),
+    click.option(
         "--operators-tokens",
         type=click.Path(path_type=Path, dir_okay=False),
         help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
-    )
-    certificate = click.option(
+    ),
+    click.option(
         "--operators-tls",
         nargs=2,
         metavar="CERT KEY",
@@ -79,21 +78,21 @@ def access_options(command: Command) -> Command:
         help="Encrypt the separate socket for operators. CERT is a file with the certificate and its chain, KEY is "
         "a file with the private key, both PEM and the key without a passphrase. gitboot reads the files again when "
         "they change. Default: no encryption.",
-    )
-    proxies = click.option(
+    ),
+    click.option(
         "--trusted-proxies",
         cls=Setting,
         multiple=True,
         metavar="CIDR",
         help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header, and ignores "
         "this header from every other address, also from this machine. Default: none.",
-    )
-    listen = click.option(
+    ),
+    click.option(
         "--operators-listen",
         metavar="HOST:PORT",
         help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
-    )
-    idle = click.option(
+    ),
+    click.option(
         "--idle-connections",
         cls=Setting,
         type=click.IntRange(min=1),
@@ -101,15 +100,13 @@ def access_options(command: Command) -> Command:
         show_default=True,
         help="The largest number of connections without a request that one address may keep. If an address opens one "
         "more, the endpoint closes the oldest. The limit does not apply to trusted proxies.",
-    )
-    for option in (idle, listen, proxies, certificate, tokens, hosts, networks):
-        command = option(command)
-    return command
+    ),
+)
 
 
 def access_of(given: dict[str, Any]) -> AccessSettings:
     """What was given for these options, taken out of the others."""
-    return AccessSettings(**{name: given.pop(name) for name in _NAMES})
+    return AccessSettings(**{each.name: given.pop(each.name) for each in fields(AccessSettings)})
 
 
 def check(access: AccessSettings) -> None:
@@ -144,14 +141,13 @@ def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Pat
     from gitboot.endpoint.access_control import CredentialFiles, Tokens
     from gitboot.endpoint.webhooks import PushSecret
 
-    checks: dict[str, Callable[[], object]] = {}
-    if access.operators_tokens is not None:
-        checks["--operators-tokens"] = Tokens(access.operators_tokens).check
-    if keys is not None:
-        checks["--secret-keys"] = keys.check
-    if push_secret is not None:
-        checks["--push-secret"] = PushSecret(push_secret).read
-    return CredentialFiles(checks)
+    tokens = access.operators_tokens
+    checks: dict[str, Callable[[], object] | None] = {
+        "--operators-tokens": Tokens(tokens).check if tokens is not None else None,
+        "--secret-keys": keys.check if keys is not None else None,
+        "--push-secret": PushSecret(push_secret).read if push_secret is not None else None,
+    }
+    return CredentialFiles({option: check for option, check in checks.items() if check is not None})
 
 
 def certificate_of(access: AccessSettings) -> Certificate | None:
@@ -169,7 +165,7 @@ def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
             raise UsageError(f"{option}: {error}") from None
 
 
-def arguments_of(access: AccessSettings) -> list[str]:
+def access_arguments(access: AccessSettings) -> list[str]:
     """The same as arguments of a worker, but for where to listen: it gets the socket."""
     settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
     found = ["--settings", json.dumps(settings)]
@@ -214,24 +210,23 @@ def make_spool(spool: Path) -> None:
         raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
-def _clock() -> datetime:
-    return datetime.now(UTC)
+_clock: Final = partial(datetime.now, UTC)
 
 
-def shared_ledger_options(command: Command) -> Command:
-    """Add --ledger and --ledger-password to a command that serves on a host without the instance."""
-    ledger = click.option(
+# --ledger and --ledger-password, for a command that serves on a host without the instance.
+shared_ledger_options = combined(
+    click.option(
         "--ledger",
         metavar="URL",
         help="The PostgreSQL database of the instance's ledger, as in its own --ledger. Fetches that --spool records "
         "go there, and a one-time boot is recorded there before it is served. Default: --spool is the instance's own.",
-    )
-    password = click.option(
+    ),
+    click.option(
         "--ledger-password",
         type=click.Path(path_type=Path, dir_okay=False),
         help="The file with the password of that database. Default: libpq's own ways, such as a client certificate.",
-    )
-    return ledger(password(command))
+    ),
+)
 
 
 def shared_ledger_of(ledger: str | None, password: Path | None, spool: Path | None) -> PostgresAddress | None:
@@ -266,30 +261,24 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
     spooled = Spool(spool)
     own = Recording(spooled, DEADLINE_S)
     try:
-        if shared is None:
-            yield own
-            return
-        from gitboot.endpoint.recorder import Forwarder
-        from gitboot.ledger.shared_fetchlog import SharedFetches
-
-        with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
-            yield ForwardedRecording(own, fetches, DEADLINE_S)
+        with emptied(spool, shared) as fetches:
+            yield ForwardedRecording(own, fetches, DEADLINE_S) if fetches is not None else own
     finally:
         own.end()
         spooled.close()
 
 
 @contextmanager
-def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None]:
+def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetches | None]:
     """Send the fetches in a spool to the shared ledger until the block ends, whoever records them."""
     if spool is None or shared is None:
-        yield
+        yield None
         return
     from gitboot.endpoint.recorder import Forwarder
     from gitboot.ledger.shared_fetchlog import SharedFetches
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
-        yield
+        yield fetches
 
 
 def why_not_shared(shared: PostgresAddress | None) -> tuple[str, str] | None:

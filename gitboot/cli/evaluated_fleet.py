@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from gitboot import text as phrases
 from gitboot.cli.evaluator_child import evaluation_limits, evaluation_workers, results_cache
 from gitboot.cli.terminal import wrapped
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
-from gitboot.evaluator.evaluation import CommitPair
+from gitboot.evaluator.cache import Cache
+from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.fleet.identities import machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
@@ -28,6 +27,7 @@ from gitboot.git.history import History, Range, open_blame, open_range
 from gitboot.git.signatures import SignatureKeys, Signatures
 from gitboot.git.snapshots import of_commit, open_snapshot
 from gitboot.jsonio import canonical
+from gitboot.model.fields import Invalid, read
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
@@ -38,23 +38,18 @@ from gitboot.render.page_shards import page_files
 from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import About, RenderedState, server_state
-from gitboot.resolve.explanation import Explanations, Places, fleet_facts, source_locations
+from gitboot.resolve.explanation import Explanations, fleet_facts, source_locations
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.policy_selection import opt_outs
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.server_decision import Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import Between
 from gitboot.review.decision_changes import Changes, Side
 from gitboot.review.guards import may_acknowledge
-from gitboot.text import did_you_mean
-
-if TYPE_CHECKING:
-    from gitboot.evaluator.cache import Cache
-    from gitboot.evaluator.evaluation import Evaluation, Evaluator
-
+from gitboot.text import count, did_you_mean, some
 
 _BATCH: Final = 1000  # results that gitboot encodes at once
 WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
@@ -78,8 +73,6 @@ class FleetEvaluator:
     """Evaluates snapshots of one fleet for an instant. What two snapshots have in common is evaluated once."""
 
     def __init__(self, now: datetime) -> None:
-        from gitboot.evaluator.evaluation import Evaluator  # only here: `load_fleet` needs no templates
-
         self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that was valid
@@ -91,8 +84,6 @@ class FleetEvaluator:
         ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
         the snapshot.
         """
-        from gitboot.resolve.server_decision import check_acceptable
-
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
         self._evaluator.results = cache = results_cache() if len(snapshot.blobs) >= WORTH else None
@@ -115,8 +106,6 @@ class HistoryEvaluator:
     """Evaluates commits of a history beside each other."""
 
     def __init__(self, history: History, begun: Callable[[int], None]) -> None:
-        from gitboot.evaluator.evaluation import Evaluator
-
         self._cache = results_cache()
         self._evaluator = Evaluator(history.snapshot, begun=begun, results=self._cache, workers=evaluation_workers())
 
@@ -168,7 +157,7 @@ class Planned:
         """The page of all of them; nothing of one, where none is asked for."""
         if Output.PAGES not in self.decisions.outputs:
             return PartFiles(is_whole=True)
-        shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
+        shown = canonical(fleet_facts(self.repository, opt_outs(self.repository)))
         return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
 
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
@@ -183,10 +172,9 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
     explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = sites_of(repository)
     for name, server in repository.servers.items():
-        site = sites.get(name)
         addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
         found[name] = About(
-            site=site.name if site is not None else None,
+            site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,
             addresses=tuple(sorted(addresses)),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
@@ -220,11 +208,6 @@ def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid,
     return {uuid: record for uuid, _, record in new}
 
 
-def held_back(planned: Mapping[str, BootPlan | None]) -> int:
-    """How many servers boot their disk only because nothing is known of them."""
-    return sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in planned.values())
-
-
 def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
     """Say of each maintenance that it asks for nothing more, and what makes it ask again; by server, when."""
     servers: dict[tuple[str, str], list[str]] = {}
@@ -233,20 +216,21 @@ def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
             servers.setdefault((name, at), []).append(server)
     for (name, at), names in sorted(servers.items()):
         click.echo(
-            f"Maintenance/{name}: already made on {at} ({phrases.some(names, 3)}). Raise its run, or let its window "
+            f"Maintenance/{name}: already made on {at} ({some(names, 3)}). Raise its run, or let its window "
             "start after the one in which it was made, and it is made again.",
             err=True,
         )
 
 
-def tell_held_back(number: int) -> None:
-    if number:
+def tell_held_back(plans: Iterable[BootPlan | None]) -> None:
+    """Print how many servers boot their disk only because nothing is known of them."""
+    if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
         of_whom = "it" if number == 1 else "them"
-        said = (
-            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of {of_whom} here, and "
+        text = (
+            f"{count(number, 'server')} would perhaps be provisioned: nothing is known of {of_whom} here, and "
             "unknown never installs. Say what is known: --records fresh, adopt or FILE."
         )
-        click.echo(wrapped(said), err=True)
+        click.echo(wrapped(text), err=True)
 
 
 records_option = click.option(
@@ -262,8 +246,6 @@ def selected(text: str | None) -> Selector | None:
     """``-l key=value,key!=value,key,!key``, as kubectl selects."""
     if text is None:
         return None
-    from pydantic import TypeAdapter, ValidationError
-
     expressions: list[dict[str, object]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if "!=" in part:
@@ -277,11 +259,9 @@ def selected(text: str | None) -> Selector | None:
         else:
             expressions.append({"key": part, "operator": "Exists"})
     try:
-        found: Selector = TypeAdapter(Selector).validate_python({"matchExpressions": expressions})
-    except ValidationError as error:
-        reason = error.errors()[0].get("ctx", {}).get("error", "an empty selector")
-        raise UsageError(f"-l {text}: {reason}; write role=web,site!=fra1,rack,!gpu") from None
-    return found
+        return read(Selector, {"matchExpressions": expressions})
+    except Invalid as invalid:
+        raise UsageError(f"-l {text}: {invalid}; write role=web,site!=fra1,rack,!gpu") from None
 
 
 NO_KEYS: Final = TrustSettings()
@@ -317,25 +297,39 @@ def compared(
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
-    names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
+    base = "accepted" if accepted is not None else base
+    head = head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
         with evaluation_limits():
             found = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
-        return Compared(
-            base=_nothing(names[0], names[0]), head=_nothing(names[1], names[1], error.problems), messages=()
-        )
-    with _signatures(found, trust) as signatures:
-        commits = _made(found)
+        return Compared(base=_without_fleet(base, base), head=_without_fleet(head, head, error.problems), messages=())
+    merges = [each.merge for each in found.line]
+    revisions = [each.revision for each in merges] or [found.head.revision]
+    commits = [each for each in revisions if re.fullmatch("[0-9a-f]{40}", each)]  # a merge that is tried out is none
+    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
+        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
+        keys.mark()
+        signatures = Signatures(found.repository, keys, trust.verify)
+
+        def signed(messages: Iterable[Message]) -> tuple[Message, ...]:
+            return tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages)
+
         fault = signatures.faults(found.base.revision, commits).get(commits[-1]) if commits else None
-        line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
-        messages = _signed(found.messages, signatures)
+        merges = [each._replace(messages=signed(each.messages)) for each in merges]
+        messages = signed(found.messages)
         signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
-    old, _ = side(names[0], found.base, evaluator, is_base=True)
-    new, pair = _nothing(names[1], found.head.revision, [fault] if fault else ()), None
+
+    def side_of(snapshot: Callable[[], Snapshot]) -> Side:
+        with evaluation_limits():
+            opened = snapshot()
+        return side(opened.revision, opened, evaluator)[0]
+
+    old, _ = side(base, found.base, evaluator, is_base=True)
+    new, pair = _without_fleet(head, found.head.revision, [fault] if fault else ()), None
     if fault is None:
-        new, pair = side(names[1], found.head, evaluator)
+        new, pair = side(head, found.head, evaluator)
     return Compared(
         base=old,
         head=new,
@@ -343,8 +337,8 @@ def compared(
         messages=messages,
         met=found.met,
         line=tuple(
-            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, evaluator))
-            for merge, passed in zip(line, found.line, strict=True)
+            Between(merge.revision, merge.messages, partial(side_of, passed.snapshot))
+            for merge, passed in zip(merges, found.line, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
         writer=partial(_writer, path, found),
@@ -366,36 +360,6 @@ def _writer(path: Path, found: Range, file: str, number: int) -> str | None:
     return f"{commit.author} in {commit.revision[:12]}" if commit is not None else None
 
 
-@contextmanager
-def _signatures(found: Range, trust: TrustSettings) -> Iterator[Signatures]:
-    """Whoever knows by the trusted keys, if there are any, who has signed commits."""
-    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
-        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
-        keys.mark()
-        yield Signatures(found.repository, keys, trust.verify)
-
-
-def _made(found: Range) -> list[Revision]:
-    """The commits of the range's first-parent line that there are: a merge that is tried out is none."""
-    line = [each.merge.revision for each in found.line] or [found.head.revision]
-    return [each for each in line if re.fullmatch("[0-9a-f]{40}", each)]
-
-
-def _signed(messages: Iterable[Message], signatures: Signatures) -> tuple[Message, ...]:
-    return tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages)
-
-
-def _nothing(named: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
-    """A side that says nothing."""
-    return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
-
-
-def _side_of(snapshot: Callable[[], Snapshot], evaluator: FleetEvaluator) -> Side:
-    with evaluation_limits():
-        found = snapshot()
-    return side(found.revision, found, evaluator)[0]
-
-
 def side(
     named: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
@@ -404,7 +368,7 @@ def side(
         with evaluation_limits() as begun:
             found = evaluator.evaluate(snapshot, begun, is_base=is_base)
     except InvalidRepository as error:
-        return _nothing(named, snapshot.revision, error.problems), None
+        return _without_fleet(named, snapshot.revision, error.problems), None
     decided = found.head.decided
     return Side(
         named=named,
@@ -413,3 +377,7 @@ def side(
         repository=decided.repository,
         problems=decided.decisions.problems_at(evaluator.now),
     ), found
+
+
+def _without_fleet(named: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
+    return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))

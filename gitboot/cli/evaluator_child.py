@@ -18,6 +18,8 @@ import click
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, kept
+from gitboot.errors import InvalidRepository, LedgerError, SourceError
+from gitboot.files import is_on_network
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
@@ -33,7 +35,7 @@ PROGRAM: Final = object()  # the context of a command that is a process of its o
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _EXCEEDED: Final = {
     -signal.SIGXCPU: "it takes more time",
-    -signal.SIGABRT: "it takes more memory",  # so pydantic ends where it can have none
+    -signal.SIGABRT: "it takes more memory",  # some libraries end so if they get no memory
     -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
 }
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
@@ -113,7 +115,6 @@ def evaluation_limits() -> Iterator[Begun]:
         with uncollected():
             yield lambda _: None
         return
-    from gitboot.errors import InvalidRepository, LedgerError, SourceError
     from gitboot.evaluator.protocol import exceeded
 
     begun(0)
@@ -145,7 +146,6 @@ def open_cache(state: Path | None) -> DiskCache:
     that the locks of SQLite take there depends on the server.
     """
     from gitboot.disk_cache import DiskCache
-    from gitboot.files import is_on_network
 
     if state is not None:
         from gitboot.controller.instance import state_directory

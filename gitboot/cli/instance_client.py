@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import click
@@ -37,21 +37,18 @@ from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
+from gitboot.http_client import HttpClient
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
-from gitboot.ledger.store import Store
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import Name, SystemUuid
+from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import folders, read_records
-from gitboot.render.plan_and_record_files import RECORDS
+from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.rollout_progress import AppliedRollout, Proof
 from gitboot.text import did_you_mean, shell_words
-
-if TYPE_CHECKING:
-    from gitboot.http_client import HttpClient, WebAnswer
-
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
 _NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
@@ -73,33 +70,28 @@ def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollo
 
     Raises `HostUnreachable` where it goes on to another commit meanwhile, and what asking it raises.
     """
-    said = informant.status()
-    commit = _commit(said)
+
+    def commit_in(status: Mapping[str, Any]) -> Revision:
+        applied = status.get("applied")
+        commit = applied.get("commit") if isinstance(applied, Mapping) else None
+        if not isinstance(commit, str):
+            raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
+        return Revision(commit)
+
+    status = informant.status()
+    commit = commit_in(status)
     applied = applied_at(commit)
     records = informant.records(applied.machines)
-    if _commit(informant.status()) != commit:
+    if commit_in(informant.status()) != commit:
         raise HostUnreachable(f"the instance has applied another commit than {commit[:12]} meanwhile; ask it again")
-    at = _instant(said.get("at") or said.get("clock"))
-    return applied, Proof(commit=commit, at=at, doubt=_doubt(said), records=records)
-
-
-def _commit(said: Mapping[str, Any]) -> Revision:
-    applied = said.get("applied")
-    commit = applied.get("commit") if isinstance(applied, Mapping) else None
-    if not isinstance(commit, str):
-        raise UsageError("the instance has applied no commit yet: there is nothing that it could prove")
-    return Revision(commit)
-
-
-def _doubt(said: Mapping[str, Any]) -> str | None:
-    for each in said.get("conditions", ()):
-        if each["type"] in _NEEDED and not each["status"] and each["reason"] != _OF_SERVERS:
-            return f"the instance says {each['type']}: {each['reason']}: {each['message']}"
-    return None
-
-
-def _instant(written: object) -> datetime | None:
-    return datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
+    written = status.get("at") or status.get("clock")
+    at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
+    doubts = (
+        f"the instance says {each['type']}: {each['reason']}: {each['message']}"
+        for each in status.get("conditions", ())
+        if each["type"] in _NEEDED and not each["status"] and each["reason"] != _OF_SERVERS
+    )
+    return applied, Proof(commit=commit, at=at, doubt=next(doubts, None), records=records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +101,6 @@ class TreeInformant:
     folder: Path
 
     def status(self) -> Mapping[str, Any]:
-        from gitboot.publish.manifest import STATUS
-
         found = json.loads(_content(self.folder / STATUS))
         return found if isinstance(found, dict) else {}
 
@@ -119,7 +109,7 @@ class TreeInformant:
         try:
             known = read_records(records)
         except OSError as error:
-            raise _unreadable(records, error) from None
+            raise UsageError(f"{records} cannot be read: {error.strerror}") from None
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
@@ -133,24 +123,25 @@ class ApiInformant:
     deadline_s: float  # of each request
 
     def status(self) -> Mapping[str, Any]:
-        said = self._get("status")
-        if not isinstance(said.json, dict):
+        status = self._get("status")
+        if not isinstance(status, dict):
             raise HostUnreachable(f"{self.url} answers no status")
-        return said.json
+        return status
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
         found = {}
         for each in machines:
-            item = self._get(f"servers/{quote(each.server, safe='')}").json
+            item = self._get(f"servers/{quote(each.server, safe='')}")
             if isinstance(item, dict) and item.get("uuid") == each.uuid and item.get("provisioned") is not None:
                 found[each.uuid] = record_of(item["provisioned"])
         return found
 
-    def _get(self, path: str) -> WebAnswer:
-        said = self.client.ask(f"{self.url}/api/v1/{path}", credentials=self.credentials, deadline_s=self.deadline_s)
-        if said.status != 200:
-            raise HostUnreachable(f"{self.url}/api/v1/{path} answered {said.status} {said.detail}".rstrip())
-        return said
+    def _get(self, path: str) -> Any:
+        url = f"{self.url}/api/v1/{path}"
+        answer = self.client.ask(url, credentials=self.credentials, deadline_s=self.deadline_s)
+        if answer.status != 200:
+            raise HostUnreachable(f"{url} answered {answer.status} {answer.detail}".rstrip())
+        return answer.json
 
 
 def informant_at(
@@ -162,32 +153,25 @@ def informant_at(
     deadline_s: float = 30,
 ) -> Informant:
     """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
-    if "://" in where:
-        from gitboot.http_client import HttpClient
-
-        client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
-        if token is None:
-            return ApiInformant(where.rstrip("/"), client, {}, deadline_s)
+    if "://" not in where:
+        path = Path(where)
+        is_records = path.parts[-2:] == Path(RECORDS).parts
+        return TreeInformant(path.parent.parent if is_records else path)
+    client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+    credentials = {}
+    if token is not None:
         client.check_credentials(where, f"the token in {token}")
-        words = _content(token).decode(errors="replace").strip()
-        return ApiInformant(where.rstrip("/"), client, {"Authorization": f"Bearer {words}"}, deadline_s)
-    path = Path(where)
-    is_records = path.parts[-2:] == Path(RECORDS).parts
-    return TreeInformant(path.parent.parent if is_records else path)
+        credentials = {"Authorization": f"Bearer {_content(token).decode(errors='replace').strip()}"}
+    return ApiInformant(where.rstrip("/"), client, credentials, deadline_s)
 
 
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise _unreadable(file, error) from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
-def _unreadable(file: Path, error: OSError) -> UsageError:
-    return UsageError(f"{file} cannot be read: {error.strerror}")
-
-
-__all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]
 _PATIENCE_S: Final = 30
 
 
@@ -258,8 +242,13 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
         if process is None:
             carried_out(ledger, commit, datetime.now(UTC), held_changes(state))
         else:
-            _wake(process)
-        outcome = _awaited(ledger, number)
+            try:
+                os.kill(process, signal.SIGUSR1)
+            except OSError as error:
+                raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
+        until = time.monotonic() + _PATIENCE_S
+        while (outcome := instance_tables.outcome(ledger, number)) is None and time.monotonic() < until:
+            time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
             f"{state}: left for process {process}, which has not taken it up within {_PATIENCE_S} s "
@@ -278,20 +267,6 @@ def held_changes(state: Path) -> HeldChanges | None:
     return None
 
 
-def _wake(process: int) -> None:
-    try:
-        os.kill(process, signal.SIGUSR1)
-    except OSError as error:
-        raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
-
-
-def _awaited(ledger: Store, number: int) -> str | None:
-    until = time.monotonic() + _PATIENCE_S
-    while (outcome := instance_tables.outcome(ledger, number)) is None and time.monotonic() < until:
-        time.sleep(0.05)
-    return outcome
-
-
 yes_option = click.option(
     "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."
 )
@@ -300,8 +275,6 @@ yes_option = click.option(
 def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
     """The servers that are named, and have these labels; never all of them by saying nothing."""
     from gitboot.cli.evaluated_fleet import selected
-    from gitboot.errors import UsageError
-    from gitboot.model.scalars import Name
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
@@ -320,8 +293,6 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
 
 def go_on(*, yes: bool) -> None:
     """Go on if somebody says so."""
-    from gitboot.errors import UsageError
-
     if yes:
         return
     if not sys.stdin.isatty():
@@ -335,24 +306,23 @@ _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 def accepted_by(where: str, *, deadline_s: float = 30) -> str:
     """The commit that the instance behind ``where`` has accepted last: a URL, or a directory.
 
-    Raises `HostUnreachable` where nothing answers, `UsageError` where there is no such commit.
+    An endpoint has a status. Of a mirror, the published tree names the commit. Raises `HostUnreachable` where nothing
+    answers, `UsageError` where there is no such commit.
     """
-    for said in _answers(where.rstrip("/"), deadline_s) if "://" in where else _files(Path(where)):
-        for each in (said.get("accepted"), said.get("applied"), said):
-            found = each.get("commit") if isinstance(each, dict) else None
-            if isinstance(found, str) and _COMMIT.fullmatch(found):
-                return found
+    for document in _answers(where.rstrip("/"), deadline_s) if "://" in where else _files(Path(where)):
+        if isinstance(document, dict):
+            for each in (document.get("accepted"), document.get("applied"), document):
+                found = each.get("commit") if isinstance(each, dict) else None
+                if isinstance(found, str) and _COMMIT.fullmatch(found):
+                    return found
     raise UsageError(
         f"--accepted: {where} names no commit that was accepted; give the URL of an endpoint, or the OUTPUT of "
         "`gitboot run`, and see `gitboot status` there"
     )
 
 
-def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
+def _answers(url: str, deadline_s: float) -> Iterator[Any]:
     """The status of an endpoint; of a mirror, what the tree says that it serves."""
-    from gitboot.http_client import HttpClient
-    from gitboot.publish.manifest import MANIFEST
-
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
         reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
@@ -363,18 +333,14 @@ def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
             raise HostUnreachable(f"{url}/{path} answered {reply.status} {reply.detail}".rstrip())
 
 
-def _files(directory: Path) -> Iterator[dict[str, Any]]:
-    from gitboot.publish.manifest import MANIFEST, STATUS
-
-    for name in (STATUS, MANIFEST):
+def _files(directory: Path) -> Iterator[Any]:
+    for file in (directory / STATUS, directory / MANIFEST):
         try:
-            found = json.loads((directory / name).read_bytes())
+            yield json.loads(file.read_bytes())
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise UsageError(f"--accepted: {directory / name} cannot be read: {error}") from error
-        if isinstance(found, dict):
-            yield found
+            raise UsageError(f"--accepted: {file} cannot be read: {error}") from error
 
 
 def folders_of(state: Path) -> tuple[Path, ...]:
@@ -382,18 +348,21 @@ def folders_of(state: Path) -> tuple[Path, ...]:
 
     Where its ledger cannot be read, only the spool that an instance has by itself is known.
     """
-    found = {state / SPOOL}
-    with suppress(LedgerError):
-        output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
-        found.update(folders(output, spool) if output is not None else ())
+    output, spool = _places_of(state)
+    found = {state / SPOOL, *(folders(output, spool) if output is not None else ())}
     return tuple(folder for folder in sorted(found) if folder.is_dir())
 
 
 def output_of(state: Path) -> Path | None:
     """Where the instance on ``state`` publishes, as far as its ledger can be read."""
+    return _places_of(state)[0]
+
+
+def _places_of(state: Path) -> tuple[Path | None, Path | None]:
+    """Return OUTPUT and the spool of the instance on ``state``, as far as its ledger can be read."""
     with suppress(LedgerError):
-        return places(state / LEDGER)[0] if has_ledger(state) else None
-    return None
+        return places(state / LEDGER) if has_ledger(state) else (None, None)
+    return None, None
 
 
 def told_to(state: Path) -> Path:

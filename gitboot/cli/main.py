@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from enum import IntEnum
 from importlib import import_module
@@ -195,8 +194,6 @@ def program() -> NoReturn:
     """The process that a user starts: what it reads of a commit is read by a child, within limits."""
     from gitboot.cli.evaluator_child import PROGRAM
 
-    # No other package has a say in what is valid; to look for one that wants it would take 30 ms of each process.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     guard_output()
     try:
         main(PROGRAM)

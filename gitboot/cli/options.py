@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,63 +62,57 @@ def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path)
     return (given or path) / subpath
 
 
-_subpath_option = click.option(
-    "--subpath",
-    envvar="GITBOOT_SUBPATH",
-    metavar="FOLDER",
-    is_eager=True,  # before the path, which it goes into
-    expose_value=False,
-    callback=_note_subpath,
-    help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
-)
+def combined(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Return one decorator that adds these options and arguments to a command, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-def path_option(command: Command) -> Command:
-    """--path and --subpath: the same, for commands whose argument is something in the fleet."""
-    path = click.option(
+# --path and --subpath, for commands whose argument is something in the fleet.
+path_option = combined(
+    click.option(
         "--path",
         default=".",
         type=click.Path(path_type=Path),
         callback=_chosen_path,
         help="The fleet: a directory, a Git work tree or a bare repository. Default: here.",
-    )
-    return path(_subpath_option(command))
-
-
-def fleet_argument(command: Command) -> Command:
-    """--path, --subpath and --rev: the fleet that a command reads; its path may also be the command's last argument."""
-    return _argument(fleet_options(command))
-
-
-def path_argument(command: Command) -> Command:
-    """--path and --subpath: the same, for commands that say otherwise which commits they read."""
-    return _argument(path_option(command))
-
-
-_argument = click.argument(
-    "fleet",
-    metavar="[PATH]",
-    required=False,
-    type=click.Path(path_type=Path),
-    callback=_note_path,
-    is_eager=True,
-    expose_value=False,
+    ),
+    click.option(
+        "--subpath",
+        envvar="GITBOOT_SUBPATH",
+        metavar="FOLDER",
+        is_eager=True,  # before the path, which it goes into
+        expose_value=False,
+        callback=_note_subpath,
+        help="The fleet's folder below that, as infra/boot; of a bare repository, too. Default: the top.",
+    ),
 )
-
-
-def fleet_options(command: Command) -> Command:
-    """--path, --subpath and --rev: the same, for commands whose argument is something in the fleet."""
-    return path_option(rev_option(command))
-
-
-def state_option(command: Command) -> Command:
-    """--state: the instance that a command is about."""
-    return click.option(
-        "--state",
-        required=True,
-        type=click.Path(path_type=Path, file_okay=False),
-        help="The state directory of the instance.",
-    )(command)
+fleet_options = combined(path_option, rev_option)  # the fleet that a command reads
+# The same, with the path as the command's last argument: for commands that say otherwise which commits they read.
+path_argument = combined(
+    click.argument(
+        "fleet",
+        metavar="[PATH]",
+        required=False,
+        type=click.Path(path_type=Path),
+        callback=_note_path,
+        is_eager=True,
+        expose_value=False,
+    ),
+    path_option,
+)
+fleet_argument = combined(path_argument, rev_option)
+state_option = click.option(
+    "--state",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance.",
+)
 
 
 def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -205,11 +199,7 @@ class InstantType(click.ParamType[datetime]):
             self.fail(f"{error.message}; {error.hint}", param, context)
 
 
-def at_option(command: Command) -> Command:
-    """--at: the instant that a command looks at."""
-    return click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")(
-        command
-    )
+at_option = click.option("--at", type=InstantType(), metavar="INSTANT", help="An instant with offset. Default: now.")
 
 
 def now() -> datetime:
@@ -222,48 +212,43 @@ def this_second() -> datetime:
     return now().replace(microsecond=0)
 
 
-def evaluation_options(command: Command) -> Command:
-    """Add --no-cache, and the limits for evaluating one commit."""
-    no_cache = click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew.")
-    return no_cache(allowance_options(command))
+def _allowance(cls: type[click.Option]) -> Callable[[Command], Command]:
+    """Return the limits for evaluating one commit, as options or as settings of the configuration file."""
 
-
-def allowance_options(command: Command) -> Command:
-    """Add --commit-seconds, --commit-memory and --commit-workers: the limits for evaluating one commit."""
-    return _allowance(command, click.Option)
-
-
-def allowance_settings(command: Command) -> Command:
-    """Add the limits for evaluating one commit as settings of the configuration file."""
-    return _allowance(command, Setting)
-
-
-def _allowance(command: Command, cls: type[click.Option]) -> Command:
-    def limit(name: str, unit: str, most: int, text: str) -> Callable[[Command], Command]:
+    def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
         whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
         return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
 
-    seconds = limit(
-        "--commit-seconds",
-        "SECONDS",
-        LONGEST_S,
-        "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+    return combined(
+        limit(
+            "--commit-seconds",
+            "SECONDS",
+            LONGEST_S,
+            "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+        ),
+        limit(
+            "--commit-memory",
+            "MIB",
+            MOST_MEMORY_MIB,
+            "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+        ),
+        limit(
+            "--commit-workers",
+            "NUMBER",
+            64,
+            "Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+            "one for each processor, at most 8.",
+        ),
     )
-    memory = limit(
-        "--commit-memory",
-        "MIB",
-        MOST_MEMORY_MIB,
-        "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
-    )
-    workers = limit(
-        "--commit-workers",
-        "NUMBER",
-        64,
-        "Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
-        "one for each processor, at most 8.",
-    )
-    return seconds(memory(workers(command)))
+
+
+allowance_options = _allowance(click.Option)
+allowance_settings = _allowance(Setting)
+evaluation_options = combined(
+    click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew."),
+    allowance_options,
+)
 
 
 def kept(name: str) -> Path | None:
@@ -304,6 +289,12 @@ class OutputOption:
         write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
+def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:
+    """Write each output as the function for its format says it."""
+    for output in outputs:
+        output.write(formats[output.format]())
+
+
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """-o FORMAT[=FILE], several times; the first of ``formats`` is the default."""
 
@@ -314,7 +305,17 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
-        _check_apart(outputs)
+        # Two documents would come out as none. Lines for a CI system may stand beside what is read.
+        shown = [each.format for each in outputs if each.file is None]
+        alone = next((each for each in shown if each in _DOCUMENTS), None)
+        if len(shown) > 1 and alone is not None:
+            shown.remove(alone)
+            raise click.BadParameter(
+                f"{alone} and {some(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
+            )
+        files = [each.file for each in outputs if each.file is not None]
+        if twice := next((each for each in files if files.count(each) > 1), None):
+            raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
         return tuple(outputs)
 
     return click.option(
@@ -328,41 +329,8 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-def _check_apart(outputs: Sequence[OutputOption]) -> None:
-    """Raise `click.BadParameter` where documents would come out as none; lines for CI may stand beside what is read."""
-    shown = [each.format for each in outputs if each.file is None]
-    if len(shown) > 1 and (alone := next((each for each in shown if each in _DOCUMENTS), None)) is not None:
-        shown.remove(alone)
-        raise click.BadParameter(
-            f"{alone} and {some(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
-        )
-    files = [each.file for each in outputs if each.file is not None]
-    if twice := next((each for each in files if files.count(each) > 1), None):
-        raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
-
-
 _COMMANDS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
 _DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
-_registries = click.option(
-    "--registries",
-    multiple=True,
-    metavar="HOST[/NAME]",
-    envvar="GITBOOT_REGISTRIES",
-    help="An OCI registry that may be asked, or a part of one: * and ? stand for any characters. http:// before it "
-    "asks it unencrypted. May be given often. Default: none may be asked.",
-)
-_credentials = click.option(
-    "--registry-credentials",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="GITBOOT_REGISTRY_CREDENTIALS",
-    help="A file as `podman login --authfile` writes it, with credentials for registries. Default: none.",
-)
-_ca_bundle = click.option(
-    "--ca-bundle",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="GITBOOT_CA_BUNDLE",
-    help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
-)
 # For commands that send a token, each under this one name.
 token_over_http_option = click.option(
     "--allow-token-over-http",
@@ -371,11 +339,29 @@ token_over_http_option = click.option(
     help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
     "Default: only to https:// URLs and to this machine.",
 )
-
-
-def registry_options(command: Command) -> Command:
-    """--registries, --registry-credentials, --ca-bundle and --allow-token-over-http."""
-    return _registries(_credentials(_ca_bundle(token_over_http_option(command))))
+registry_options = combined(
+    click.option(
+        "--registries",
+        multiple=True,
+        metavar="HOST[/NAME]",
+        envvar="GITBOOT_REGISTRIES",
+        help="An OCI registry that may be asked, or a part of one: * and ? stand for any characters. http:// before it "
+        "asks it unencrypted. May be given often. Default: none may be asked.",
+    ),
+    click.option(
+        "--registry-credentials",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="GITBOOT_REGISTRY_CREDENTIALS",
+        help="A file as `podman login --authfile` writes it, with credentials for registries. Default: none.",
+    ),
+    click.option(
+        "--ca-bundle",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="GITBOOT_CA_BUNDLE",
+        help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+    ),
+    token_over_http_option,
+)
 
 
 def opened_registries(
@@ -419,22 +405,18 @@ LIMITS: Final = {
 }
 
 
-def limit_options(command: Command) -> Command:
-    """Add one option for each guard. gitboot holds a commit that changes more until it is acknowledged."""
-    return _limits(command, click.Option)
-
-
-def limit_settings(command: Command) -> Command:
-    """Add one setting of the configuration file for each guard."""
-    return _limits(command, Setting)
-
-
-def _limits(command: Command, cls: type[click.Option]) -> Command:
-    for name, text in reversed(LIMITS.items()):
+def _limits(cls: type[click.Option]) -> Callable[[Command], Command]:
+    """Return one option, or setting, for each guard. gitboot holds a commit that changes more."""
+    options = []
+    for name, text in LIMITS.items():
         flag = f"--{name.replace('_', '-')}"
         count = click.IntRange(min=0)
-        command = click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}")(command)
-    return command
+        options.append(click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}"))
+    return combined(*options)
+
+
+limit_options = _limits(click.Option)
+limit_settings = _limits(Setting)
 
 
 def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
@@ -445,7 +427,7 @@ def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
     return Limits(**numbers, **allowed)
 
 
-_OPTIONS: Final = (
+trust_options = combined(  # whose commits and acknowledgements count
     click.option(
         "--verify",
         metavar="WHAT",
@@ -483,13 +465,6 @@ _OPTIONS: Final = (
 TRUST: Final = ("verify", "allowed_signers", "openpgp_keys", "forge_keys", "reinstalls_need")
 
 
-def trust_options(command: Command) -> Command:
-    """Whose commits and acknowledgements count, by these options alone."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 def trust_of(
     *,
     verify: str | None,
@@ -502,24 +477,19 @@ def trust_of(
     from gitboot.controller.instance.settings import TrustSettings
     from gitboot.git.signatures import TrustedKeys
 
-    keys = TrustedKeys(
-        allowed_signers=allowed_signers,
-        openpgp_keys=openpgp_keys,
-        forge_keys=tuple(map(_forge_key, forge_keys)),
-    )
+    named_keys = []
+    for text in forge_keys:
+        name, found, path = text.partition("=")
+        if not (name and found and path):
+            raise UsageError(f"--forge-key {text}: expected NAME=FILE, as in GitHub=/etc/gitboot/web-flow.gpg")
+        named_keys.append((name, Path(path)))
+    keys = TrustedKeys(allowed_signers=allowed_signers, openpgp_keys=openpgp_keys, forge_keys=tuple(named_keys))
     need = ReinstallsNeed(reinstalls_need) if reinstalls_need is not None else None
     if verify is not None and not keys.any:
         raise UsageError(f"--verify {verify} needs keys: --allowed-signers, --openpgp-keys or --forge-key")
     if need is ReinstallsNeed.SIGNED and not keys.of_people:
         raise UsageError("--reinstalls-need signed needs keys of people: --allowed-signers or --openpgp-keys")
     return TrustSettings(verify=Verify(verify) if verify is not None else None, keys=keys, reinstalls_need=need)
-
-
-def _forge_key(text: str) -> tuple[str, Path]:
-    name, found, path = text.partition("=")
-    if not (name and found and path):
-        raise UsageError(f"--forge-key {text}: expected NAME=FILE, as in GitHub=/etc/gitboot/web-flow.gpg")
-    return name, Path(path)
 
 
 def operator() -> str:

@@ -69,13 +69,16 @@ def table(
             line[column] = _cut(line[column], widths[column])
     widths = _fitting(widths, room, least=[max(_width(name), 1) for name in header])
     text = []
-    for number, line in enumerate(lines if any(header) else lines[1:], start=0 if any(header) else 1):
-        for part in zip_longest(
-            *(_folded(cell, width) for cell, width in zip(line, widths, strict=True)), fillvalue=""
-        ):
+    for number, line in enumerate(lines):
+        folded = (_folded(cell, width) for cell, width in zip(line, widths, strict=True))
+        for part in zip_longest(*folded, fillvalue="") if number > 0 or any(header) else ():
             cells = [cell + " " * (width - _width(cell)) for cell, width in zip(part, widths, strict=True)]
             cells[-1] = cells[-1].rstrip()
-            text.append("  ".join(map(_bold if number == 0 else _coloured, cells)).rstrip())
+            for at, cell in enumerate(cells):
+                colour = _COLOURS.get(cell.rstrip()) if number > 0 else None
+                if colour is not None or number == 0:
+                    cells[at] = style(cell, fg=colour, bold=number == 0)
+            text.append("  ".join(cells).rstrip())
         if number > 0 and below and below[number - 1]:
             text.append(below[number - 1])
     return textwrap.indent("\n".join(text), " " * indent)
@@ -84,21 +87,13 @@ def table(
 def _fitting(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
     """The widths with the widest made narrower until all fits: none below its ``least``; names, the first, at last.
 
-    Where even the headers do not fit, they are folded, too.
+    Where even the headers do not fit, they are folded, too, to the width of a wide letter.
     """
     found = list(widths)
-    while sum(found) > room:
-        foldable = [column for column, width in enumerate(found) if width > least[column]]
-        if not foldable:
-            least = [_NARROWEST_CELL] * len(found)
-            if all(width <= _NARROWEST_CELL for width in found):
-                break
-            continue
-        found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
+    for floor in (least, [2] * len(found)):
+        while sum(found) > room and (foldable := [each for each, width in enumerate(found) if width > floor[each]]):
+            found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
     return found
-
-
-_NARROWEST_CELL: Final = 2  # a wide letter
 
 
 def _folded(cell: str, width: int) -> list[str]:
@@ -115,15 +110,6 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next line after a slash
-
-
-def _bold(cell: str) -> str:
-    return style(cell, bold=True)
-
-
-def _coloured(cell: str) -> str:
-    colour = _COLOURS.get(cell.rstrip())
-    return style(cell, fg=colour) if colour else cell
 
 
 def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
@@ -209,39 +195,21 @@ class _Logged(logging.Handler):
 
 
 def _line(event: Event) -> str:
-    if not _is_seen() and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
-        return _json(event)
-    at = f"{event.at:%H:%M:%S}" if _is_seen() else format_instant(event.at)
-    level = "" if _is_seen() or not event.warning else "warning: "  # a colour says it
-    message = one_line(f"{level}{event.message}")
-    if _is_seen():
-        message = _fitting_telling(
-            message, os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
-        )
+    is_seen, level = _is_seen(), "warning" if event.warning else "info"
+    if not is_seen and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
+        own = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
+        return json.dumps({**event.facts, **own}, sort_keys=True)
+    at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
+    message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")  # or a colour shows it
+    if is_seen:  # as much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it
+        width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
+        room = max(width, _LEAST)
+        message = message if len(message) <= room else f"{message[: room - 1]}…"
     time = style(at, fg="bright_black")
     kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _TELLING_COLOURS.get(event.type))
     traceback = event.facts.get("traceback")
     text = "\n".join([f"{time} {kind} {message}", *([escaped_lines(traceback)] if traceback else [])])
-    return text if _is_seen() else unstyled(text)
-
-
-def _json(event: Event) -> str:
-    return json.dumps(
-        {
-            **event.facts,
-            "at": format_instant(event.at),
-            "type": event.type,
-            "message": event.message,
-            "level": "warning" if event.warning else "info",
-        },
-        sort_keys=True,
-    )
-
-
-def _fitting_telling(message: str, columns: int) -> str:
-    """As much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it."""
-    room = max(columns, _LEAST)
-    return message if len(message) <= room else f"{message[: room - 1]}…"
+    return text if is_seen else unstyled(text)
 
 
 @contextmanager
@@ -311,17 +279,13 @@ def stopped_by_signal(*numbers: signal.Signals) -> Stop:
 def interrupted_by_signal() -> Iterator[Stop]:
     """An end that SIGINT and SIGTERM ask for until the block ends; SIGHUP and SIGUSR1 ask for nothing meanwhile."""
     stop = Stop()
-    numbers = {signal.SIGINT: stop.set, signal.SIGTERM: stop.set, signal.SIGHUP: _nothing, signal.SIGUSR1: _nothing}
-    before = {number: signal.signal(number, lambda *_, what=what: what()) for number, what in numbers.items()}
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before |= {number: signal.signal(number, lambda *_: None) for number in (signal.SIGHUP, signal.SIGUSR1)}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _nothing() -> None:
-    """Nothing is done."""
 
 
 def end_by_signal(stop: Callable[[], None], *, within_s: float) -> None:

@@ -1,16 +1,17 @@
-"""Which commit is accepted: read, decided, judged by the guards; accepted whole, refused whole, or held."""
+"""Acceptance: the newest commit is evaluated and judged by the guards, then accepted, held or rejected as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import is_not
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gitboot.bmc.credentials import Pair
 from gitboot.controller.commit_judgement import (
+    Advance,
     Ahead,
     Candidate,
     Evaluating,
@@ -26,35 +27,38 @@ from gitboot.controller.operator_requests import released
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves
-from gitboot.fleet.revision import Message, ReinstallsNeed, Revision, Signer
+from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, next_change
-from gitboot.resolve.server_plan import Halt
+from gitboot.resolve.boot_limits import Halt
 from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.status.events import Event
 from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
 from gitboot.text import count, more, some
 
+if TYPE_CHECKING:
+    from gitboot.git.signatures import Signatures
+
 
 class CommitSource(Protocol):
-    """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.git.clone.Source`."""
+    """A source of commits, such as `gitboot.git.clone.Source`, which documents the errors."""
 
     @property
     def has_fetched(self) -> bool:
-        """Whether this process has fetched the branch."""
+        """Return whether this process has fetched the branch."""
 
     def latest(self) -> Revision | None:
-        """The commit that was fetched last."""
+        """Return the commit that was fetched last."""
 
     def accepted(self) -> Revision | None:
-        """The commit that was accepted last; None where there is none, or the clone was lost."""
+        """Return the commit that was accepted last. None: there is none, or the clone was lost."""
 
     def has(self, revision: Revision) -> bool:
-        """Whether a commit was fetched."""
+        """Return whether a commit was fetched."""
 
     def accept(self, revision: Revision) -> None:
         """Make a commit the accepted one."""
@@ -63,42 +67,26 @@ class CommitSource(Protocol):
         """Make the clone anew, with the accepted commit in it."""
 
     def merges(self, since: Revision | None, revision: Revision) -> Merges:
-        """The commits from ``since`` to ``revision`` by first parents, the oldest first; all in one, if that is no way.
+        """Return the commits from ``since`` to ``revision`` by first parents, the oldest first.
 
-        Without ``since`` the one commit.
+        If first parents do not lead there, all commits are one merge. Without ``since``, return the one commit.
         """
 
     def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """The signed content of acknowledging commits that led to ``tips``, not to ``hidden``, as far as it is here."""
+        """Return the signed content of acknowledging commits that the clone has, from ``hidden`` to ``tips``."""
 
     def committed_at(self, revision: Revision) -> datetime:
         """Return the committer time of a commit."""
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
-        """Whether ``latest`` leaves out something of what led to ``accepted``."""
-
-
-class CommitSignatures(Protocol):
-    """Who has signed commits; see `gitboot.git.signatures.Signatures`."""
-
-    def mark(self, revision: Revision) -> str:
-        """What is another where a signature may be judged otherwise by now."""
-
-    def faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
-        """What speaks against these commits, the oldest first, after the accepted one."""
-
-    def signer(self, revision: Revision) -> Signer | None:
-        """Whose trusted key vouches for a commit."""
-
-    def signed(self, message: Message) -> Message:
-        """A message with who has signed its commit, if anyone."""
+        """Return whether ``latest`` does not descend from ``accepted``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Authority:
-    """Whose word counts, by the instance's own settings."""
+    """The settings that decide who may acknowledge changes."""
 
-    signatures: CommitSignatures | None = None  # None: no keys are given
+    signatures: Signatures | None = None  # None: no keys are given
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
 
 
@@ -115,12 +103,14 @@ class Gone(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """What became of the newest commit, and which one goes on."""
+    """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
 
     accepted: Commit | None = None
     changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
-    moves: Moves = NO_MOVES  # of machines between sites, by them
+    introduced: Mapping[SystemUuid, int] = field(
+        default_factory=dict
+    )  # the provision numbers of machines that these steps brought
+    moves: Moves = NO_MOVES  # moves of machines between sites by these steps
     searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
     met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
     lost: frozenset[LostIdentity] | None = None  # identities that machines had before the accepted one; None: as before
@@ -133,14 +123,14 @@ class Attempt:
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
     waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
     is_adopted: bool = False  # whether the clone knows which one is accepted
-    trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
+    trouble: tuple[str, str] | None = None  # why the clone cannot be read: reason, message
     committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
-    signer: Signer | None = None  # whose trusted key vouches for the accepted commit
-    acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
+    signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
+    acknowledged: tuple[Heeded, ...] = ()  # acknowledgements of the steps to the accepted commit
     changed: tuple[ChangedArea, ...] = ()  # likewise
-    keys: str = ""  # what is another since the attempted one was judged, where keys are
-    retry_at: datetime | None = None  # when gitboot evaluates again what was not evaluated to its end; None: nothing
-    retries: int = 0  # evaluations of it that did not end
+    keys: str = ""  # a value that changes if signatures may be judged otherwise
+    retry_at: datetime | None = None  # when gitboot repeats an evaluation that did not end; None: never
+    retries: int = 0  # evaluations of the newest commit that did not end
     withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without these boots
     evaluated: Revision | None = None  # the newest commit by which they were found
@@ -148,13 +138,13 @@ class Attempt:
     read: Revision | None = None  # the same commit, once every fetch up to then is learned
     is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
     awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
-    waits: bool = False  # whether a step waits for that which no guard holds
+    waits: bool = False  # whether a step that no guard holds waits for fetches
     gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
     def is_unevaluated(self) -> bool:
-        """Whether the evaluation of the newest commit did not end, so that gitboot evaluates it again."""
+        """Whether gitboot will repeat the evaluation of the newest commit, because it did not end."""
         return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
@@ -191,28 +181,13 @@ class Attempt:
 
 _FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each next wait is twice as long
 _LONGEST_RETRY: Final = timedelta(minutes=30)
+_SUBJECT: Final = 120  # characters of the first line of a message: what one line of a page holds
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
 
-class _MergesBetween:
-    """What lies between two commits of a source; read again only for another two."""
-
-    def __init__(self, source: CommitSource) -> None:
-        self._source = source
-        self._ends: tuple[Revision, Revision] | None = None
-        self._found: tuple[Merges, bool] = (), False
-
-    def between(self, accepted: Revision, latest: Revision) -> tuple[Merges, bool]:
-        """The merges from one to the other, and whether that is a rewind."""
-        if self._ends != (accepted, latest):
-            self._found = self._source.merges(accepted, latest), self._source.is_rewind(accepted, latest)
-            self._ends = accepted, latest
-        return self._found
-
-
 class Accepting:
-    """Accepts the newest commit if it holds together and no guard holds it; else the one before goes on."""
+    """The stage that accepts, holds or rejects the newest commit. A commit that is not accepted changes nothing."""
 
     def __init__(
         self,
@@ -229,27 +204,27 @@ class Accepting:
         self._judging = Judging(evaluation, limits, covered, trust.reinstalls_need)
         self._signatures = trust.signatures
         self._published = published  # the commit that the tree was made of before this start
-        self._kept = kept  # one that was accepted before it, of which nothing has to be found out
-        self._merges = _MergesBetween(source)
+        self._kept = kept  # a commit of the checkpoint, which needs no evaluation
+        self._between: tuple[Revision, Revision, Merges, bool] | None = None  # the last merges that `_ahead` read
         self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
-        self._has_searched = False  # whether since the start
-        self._judged_by_records: Candidate | None = None  # the last one
+        self._has_searched = False  # whether the history was searched since the start
+        self._judged_by_records: Candidate | None = None  # the last candidate that was
         self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
         self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
         self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
         self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
-        """What becomes of the newest commit, and what there is to say of it.
+        """Return the attempt at the newest commit, and its events.
 
-        After a start that is first the one that was accepted before: bad commits and a lost remote keep it. What is
-        accepted here counts once it is written down, and `adopt` was called.
+        After a start, this first goes on with the commit that was accepted before. The attempt counts once the
+        ledger has it, and `adopt` was called.
         """
         attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
             knowledge = replace(knowledge, settled="")
         for step in (self._adopted, self._taken_up_again, self._searched, self._taken_newest, self._searched):
-            attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
+            attempt = self._with_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
                 break
         return self._without_withheld(attempt), tuple(events)
@@ -278,7 +253,7 @@ class Accepting:
         except Unfinished:
             return True
         except SourceError:
-            pass  # `accept` finds it, too, and says so
+            pass  # `accept` reports it
         return False
 
     def adopt(self, attempt: Attempt) -> Attempt:
@@ -286,24 +261,32 @@ class Accepting:
         try:
             return self._adopted(attempt)
         except SourceError:
-            return attempt  # `accept` tries again, and says so
+            return attempt  # `accept` tries again, and reports it
 
     def is_newest(self, attempt: Attempt) -> bool:
-        """Whether the accepted commit is the newest that was fetched."""
+        """Return whether the accepted commit is the newest that was fetched."""
         with suppress(SourceError):
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
 
-    def _over_a_whole_clone(
+    def _with_whole_clone(
         self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
     ) -> Attempt:
-        """What a step makes of the attempt; a damaged clone is made anew, once, before it is tried again."""
+        """Return the attempt after a step. If the clone is damaged, make the clone anew, and repeat the step once.
+
+        What is published stays meanwhile.
+        """
         try:
             try:
                 return step(attempt, knowledge, events, at)
             except CorruptClone as error:
-                if trouble := self._restore(error, knowledge, events, at):
-                    return replace(attempt, trouble=trouble)
+                events.append(Event(at=at, type="CloneCorrupt", message=str(error), warning=True))
+                accepted = knowledge.facts.accepted
+                try:
+                    self._source.restore(Revision(accepted) if accepted is not None else None)
+                except (TryAgain, OperatorError) as failure:
+                    return replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
+                events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
                 return step(attempt, knowledge, events, at)
         except SourceError as error:
             return replace(attempt, trouble=(type(error).__name__, str(error)))
@@ -321,7 +304,11 @@ class Accepting:
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
-        attempt = _with_problems_at(replace(attempt, waiting=None), at)
+        attempt, until = replace(attempt, waiting=None), attempt.problems_until
+        if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
+            decisions = attempt.accepted.decisions
+            dated = decisions.problems_at(at), next_change(decisions.dated, at)
+            attempt = replace(attempt, problems=dated[0], problems_until=dated[1])
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
         reads_records = attempt.read == latest
@@ -357,20 +344,7 @@ class Accepting:
             orders = found.latest_orders
             return replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
         if found.reached is not None:
-            digests = tuple(verdict.digest for _, verdict in found.hops)
-            met = attempt.met | found.used
-            attempt = self._accepted(found.reached, digests, found.introduced, events, at)
-            attempt = replace(
-                attempt,
-                met=met,
-                moves=found.moves,
-                lost=found.lost,
-                let_in=found.let_in,
-                acknowledged=tuple(_heeded(found.hops)),
-                changed=tuple(_changed(found.hops, _subjects(ahead))),
-                rolled_back=found.rolled_back,
-            )
-            events += _acknowledged(found.hops, at)
+            attempt = self._reached(attempt, found, found.reached, ahead, events, at)
         attempt = replace(
             attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
         )
@@ -387,6 +361,48 @@ class Accepting:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
         self._judged_by_records = held if reads_records else None
         return replace(attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held)
+
+    def _reached(
+        self, attempt: Attempt, found: Advance, reached: Commit, ahead: Ahead, events: list[Event], at: datetime
+    ) -> Attempt:
+        """Return the attempt with a commit that is accepted now, with what it changes and who acknowledged that."""
+        digests = tuple(verdict.digest for _, verdict in found.hops)
+        accepted = self._accepted(reached, digests, found.introduced, events, at)
+        for revision, verdict in found.hops:
+            for trip in verdict.trips:
+                message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
+                facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
+                events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
+        messages = [each for _, brought in ahead.merges for each in brought]
+        subjects = {each.commit: each.text.partition("\n")[0][:_SUBJECT] for each in messages}
+        return replace(
+            accepted,
+            met=attempt.met | found.used,
+            moves=found.moves,
+            lost=found.lost,
+            let_in=found.let_in,
+            acknowledged=tuple(
+                Heeded(commit=revision, guard=guard, by=by)
+                for revision, verdict in found.hops
+                for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips)
+            ),
+            changed=tuple(
+                ChangedArea(
+                    commit=revision,
+                    label="=".join(area.label) if area.label is not None else "",
+                    size=area.size,
+                    changed=area.changed,
+                    less=area.less,
+                    removed=area.removed,
+                    added=area.added,
+                    reinstalled=area.reinstalled,
+                    subject=subjects.get(revision, ""),
+                )
+                for revision, verdict in found.hops
+                for area in verdict.areas
+            ),
+            rolled_back=found.rolled_back,
+        )
 
     def _withheld(
         self,
@@ -486,16 +502,19 @@ class Accepting:
                 before,
                 Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
             )
-        merges, rewound = self._merges.between(accepted.revision, latest)
-        ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
+        if self._between is None or self._between[:2] != (accepted.revision, latest):
+            merges = self._source.merges(accepted.revision, latest)
+            self._between = accepted.revision, latest, merges, self._source.is_rewind(accepted.revision, latest)
+        _, _, merges, is_rewind = self._between
+        ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
         return _signed(self._signatures, accepted.revision, ahead)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """After a start: go on with what was accepted before, which is compared with what comes next."""
+        """After a start, go on with the commit that was accepted before."""
         return self._adopted(self._resumed(attempt, knowledge, events, at))
 
     def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt after a start with what was accepted before; the guards have judged it then."""
+        """Return the attempt after a start with the commit that was accepted before. No guard judges it again."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -547,9 +566,9 @@ class Accepting:
         return attempt
 
     def _accepted_before(self, knowledge: Knowledge) -> Revision | None:
-        """The commit that was accepted last; the ledger knows it even where the clone was lost.
+        """Return the commit that was accepted last. The ledger knows it even if the clone was lost.
 
-        Where the ledger was lost too, the tree knows what was published: guards compare with that.
+        If the ledger was lost too, the tree names the commit that was published, and guards compare with that one.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
         if noted is not None and knowledge.is_trusted:
@@ -565,22 +584,9 @@ class Accepting:
             )
         return accepted
 
-    def _restore(
-        self, error: CorruptClone, knowledge: Knowledge, events: list[Event], at: datetime
-    ) -> tuple[str, str] | None:
-        """Make the clone anew; return why that could not be done. What is answered goes on meanwhile."""
-        events.append(Event(at=at, type="CloneCorrupt", message=str(error), warning=True))
-        accepted = knowledge.facts.accepted
-        try:
-            self._source.restore(Revision(accepted) if accepted is not None else None)
-        except (TryAgain, OperatorError) as failure:
-            return "CorruptClone", f"{error}; {failure}"
-        events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
-        return None
 
-
-def _signed(signatures: CommitSignatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
-    """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
+def _signed(signatures: Signatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
+    """Return the commits ahead with those that no trusted key signed, and with the signers of acknowledgements."""
     if signatures is None:
         return ahead
     merges = tuple(
@@ -604,14 +610,6 @@ def _wait(attempt: Attempt, latest: Revision) -> Wait:
     return Wait.ALL if attempt.read is None else Wait.OFFERED
 
 
-def _with_problems_at(attempt: Attempt, at: datetime) -> Attempt:
-    """Return the attempt with the problems that its commit has at an instant, if gitboot has accepted the commit."""
-    if attempt.is_behind or attempt.accepted is None or attempt.problems_until is None or at < attempt.problems_until:
-        return attempt
-    decisions = attempt.accepted.decisions
-    return replace(attempt, problems=decisions.problems_at(at), problems_until=next_change(decisions.dated, at))
-
-
 def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
@@ -630,60 +628,19 @@ def _refused(
     return attempt
 
 
-def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Iterator[Event]:
-    for revision, verdict in hops:
-        for trip in verdict.trips:
-            message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
-            facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
-            yield Event(at=at, type="Acknowledged", message=message, facts=facts)
-
-
-def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
-    for revision, verdict in hops:
-        for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips):
-            yield Heeded(commit=revision, guard=guard, by=by)
-
-
-def _subjects(ahead: Ahead) -> Mapping[str, str]:
-    """Return the first line of each commit's message, cut to what one line of a page holds."""
-    return {each.commit: each.text.partition("\n")[0][:_SUBJECT] for _, messages in ahead.merges for each in messages}
-
-
-_SUBJECT: Final = 120
-
-
-def _changed(hops: Iterable[tuple[Revision, Verdict]], subjects: Mapping[str, str]) -> Iterator[ChangedArea]:
-    for revision, verdict in hops:
-        for area in verdict.areas:
-            yield ChangedArea(
-                commit=revision,
-                label="=".join(area.label) if area.label is not None else "",
-                size=area.size,
-                changed=area.changed,
-                less=area.less,
-                removed=area.removed,
-                added=area.added,
-                reinstalled=area.reinstalled,
-                subject=subjects.get(revision, ""),
-            )
-
-
 def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
-    """Return what decides whether a server is installed: another object where anything of it is another."""
+    """Return the objects that decide whether a server is installed. A change of any replaces its object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
 
 
 def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
-    """Whether a held commit may be judged otherwise by now."""
+    """Return whether new approvals may let a held commit pass."""
     held = attempt.candidate
     if held is None:
         return False
     if not held.heeds_lines and not knowledge.facts.gap:
         return True
     return not approvals(knowledge).keys() <= held.approvals.keys()
-
-
-# In words
 
 
 def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
@@ -704,13 +661,11 @@ _AFTER_GAP: Final = (
     "Lines of messages do not count before the instance has come up to the newest commit: it was not alive for long, "
     "and nothing else proves that this ledger is no older copy"
 )
-
-
 _MOST_INHERITED: Final = 3  # that a message shows
 
 
 def held_message(held: Candidate) -> str:
-    """By which numbers a commit is held, and how it is acknowledged."""
+    """Return the message about a held commit: the numbers that hold it, and how to acknowledge it."""
     verdict = held.verdict
     trips = "; ".join(f"{trip.guard}: {phrases.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
@@ -725,9 +680,8 @@ def held_message(held: Candidate) -> str:
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"
     if lines := _quoted(verdict, held.need):
-        where = (
-            "in the message of a commit that you sign" if _wants_key(verdict, held.need) else "in a commit's message"
-        )
+        needs_key = held.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding
+        where = "in the message of a commit that you sign" if needs_key else "in a commit's message"
         message = (
             f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it {where} with {lines}, or with: {approve}"
         )
@@ -745,14 +699,10 @@ def held_message(held: Candidate) -> str:
 
 
 def _lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """The lines that acknowledge all that holds; none where no line does."""
+    """Return the lines that acknowledge a commit for all guards that hold it. Empty if no line does."""
     found = tuple(text for _, text in trailers(verdict, need))
     return found if len(found) == len(verdict.holding) else ()
 
 
 def _quoted(verdict: Verdict, need: ReinstallsNeed | None) -> str:
     return " and ".join(map(repr, _lines(verdict, need)))
-
-
-def _wants_key(verdict: Verdict, need: ReinstallsNeed | None) -> bool:
-    return need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in verdict.holding

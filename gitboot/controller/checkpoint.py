@@ -18,16 +18,13 @@ from gitboot.artifacts.availability import Sighting
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
-from gitboot.controller.instance_state import Standing, TargetState
+from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
-from gitboot.evaluator import protocol
-from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
@@ -35,10 +32,14 @@ from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import endpoint_files
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
-from gitboot.resolve.server_plan import BootPlan, Halt, InstallProgress
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    InstallProgress,
+)
 
 T = TypeVar("T")
 WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
@@ -88,8 +89,7 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     terms: bytes
     shared: str | None  # of the tree's `Inventory`
     unseen: frozenset[SystemUuid]
-    revision: Revision
-    said: protocol.FleetPart
+    commit: Commit  # without servers
     plans: _KeptPlans
 
 
@@ -150,7 +150,7 @@ class Checkpoint:
         self._planned = 0  # servers, since the last checkpoint
         self._stored_at: datetime | None = None
 
-    def resume(self, fresh: Standing) -> Standing:
+    def resume(self, fresh: InstanceState) -> InstanceState:
         """Return the standing from which a starting instance continues.
 
         ``fresh`` is the standing by the ledger alone. It is returned if there is no usable checkpoint.
@@ -185,10 +185,10 @@ class Checkpoint:
             ),
             plans=plans,
             publication=publication,
-            unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
+            unplanned=_differing(kept, fresh.knowledge),
         )
 
-    def store(self, standing: Standing, planned: int, at: datetime) -> None:
+    def store(self, standing: InstanceState, planned: int, at: datetime) -> None:
         """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
         ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
@@ -201,7 +201,9 @@ class Checkpoint:
             return
         if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
             return
-        if not (publication.stands_for(commit) and publication.plans is standing.plans and _is_whole(standing)):
+        is_published = publication.stands_for(commit) and publication.plans is standing.plans
+        is_whole = standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
+        if not is_published or not is_whole:
             return
         key = _key_of(standing.knowledge, standing.keys, commit.site)
         if self._planned * _SHARE > servers or not self._chunks.has(key):
@@ -330,11 +332,6 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _is_whole(standing: Standing) -> bool:
-    """Return whether everything that the instance knows is planned."""
-    return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
-
-
 def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
     """Return the key of a manifest, which a start knows before it reads the cache."""
     facts = knowledge.facts
@@ -354,43 +351,38 @@ def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
         yield uuid, encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
 
 
-def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
-    pairs = ((then.records, now.records), (then.done, now.done))
-    return frozenset(uuid for old, new in pairs for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid))
-
-
-def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Return the machines that differ between the ledger and a commit, which may be older than the accepted one."""
-    if commit.revision == knowledge.facts.accepted:
-        return frozenset()
-    here, book = commit.machines, knowledge.machines
-    others = (uuid for uuid, each in here.items() if book.get(uuid) != each)
-    return frozenset(here.keys() ^ knowledge.standing).union(others)
-
-
-# As bytes
+def _differing(kept: _Read, knowledge: Knowledge) -> frozenset[SystemUuid]:
+    """Return the machines that the ledger knows otherwise than the checkpoint, whose commit may be an older one."""
+    now, book, here = _known(knowledge), knowledge.machines, kept.commit.machines
+    found = {
+        uuid
+        for old, new in ((kept.known.records, now.records), (kept.known.done, now.done))
+        for uuid in old.keys() | new.keys()
+        if old.get(uuid) != new.get(uuid)
+    }
+    if kept.commit.revision != knowledge.facts.accepted:
+        found |= here.keys() ^ knowledge.standing
+        found |= {uuid for uuid, each in here.items() if book.get(uuid) != each}
+    return frozenset(found)
 
 
 Rows = Iterable[tuple[str, Any]]
 
 
-def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
-    publication, plans, decisions = standing.publication, standing.plans, commit.decisions
+def _kept_standing(standing: InstanceState, commit: Commit, tree: Inventory) -> _KeptStanding:
+    publication, plans = standing.publication, standing.plans
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
     return _KeptStanding(
         at=publication.at,
         terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
         shared=tree.shared,
         unseen=standing.knowledge.unseen,
-        revision=commit.revision,
-        said=protocol.fleet_part(
-            *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
-        ),
+        commit=commit.without_servers(),
         plans=_kept_plans(plans),
     )
 
 
-def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
     """Return the tables, whose size grows with the fleet."""
     plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
     return {
@@ -402,7 +394,20 @@ def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Ro
         "written": commit.written.items(),
         "locations": commit.locations.servers.items(),
         "documents": commit.locations.shared.items(),
-        "states": ((name, _kept_state(each)) for name, each in plans.servers.items()),
+        "states": (
+            (
+                name,
+                _KeptState(
+                    record=each.record,
+                    absent=tuple(sorted(each.absent, key=lambda file: (file.url, file.sha256))),
+                    at=each.at,
+                    plan=each.plan,
+                    later=each.later,
+                    refresh_at=each.refresh_at,
+                ),
+            )
+            for name, each in plans.servers.items()
+        ),
         "instants": plans.transitions.instants.items(),
         "versions": ((name, dict(each)) for name, each in standing.publication.versions.items()),
         "lying": tree.states.items(),
@@ -414,34 +419,30 @@ def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Ro
 
 def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
     """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
-
-    def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
-        return chunks.rows(manifest.tables[name], decode)
-
+    tables = {name: chunks.rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
     small = _decode(chunks.chunk(manifest.standing))
-    fleetwide = commit_without_servers(small.said, small.revision)
-    servers, networks = table("decisions", _decisions), table("networks", _networks)
+    fleetwide = small.commit
     commit = replace(
         fleetwide,
-        decisions=replace(fleetwide.decisions, servers=servers, networks=networks),
-        machines=table("machines", _machines),
-        sites=table("sites", _texts),
-        labels=table("labels", _labels),
-        written=table("written", _written),
-        locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
+        decisions=replace(fleetwide.decisions, servers=tables["decisions"], networks=tables["networks"]),
+        machines=tables["machines"],
+        sites=tables["sites"],
+        labels=tables["labels"],
+        written=tables["written"],
+        locations=SourceLocations(servers=tables["locations"], shared=tables["documents"]),
     )
     return _Read(
         small=small,
         commit=commit,
-        plans=_plans(small.plans, commit, table("states", _states), table("instants", _instants)),
+        plans=_plans(small.plans, commit, tables.pop("states"), tables.pop("instants")),
         tree=Inventory(
-            states=table("lying", _texts),
-            content=table("content", _paths),
+            states=tables["lying"],
+            content=tables["content"],
             shared=small.shared,
             has_page=Output.PAGES in commit.decisions.outputs,
         ),
-        versions=table("versions", _labels),
-        known=_Known(small.unseen, table("records", _bytes), table("done", _bytes)),
+        versions=tables["versions"],
+        known=_Known(small.unseen, tables["records"], tables["done"]),
     )
 
 
@@ -465,39 +466,28 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
     )
 
 
-def _kept_state(state: ServerState) -> _KeptState:
-    return _KeptState(
-        record=state.record,
-        absent=tuple(sorted(state.absent, key=lambda file: (file.url, file.sha256))),
-        at=state.at,
-        plan=state.plan,
-        later=state.later,
-        refresh_at=state.refresh_at,
-    )
-
-
-def _state(kept: _KeptState, name: str, commit: Commit, stop: Halt) -> ServerState:
-    return ServerState(
-        decision=commit.decisions.servers[name],
-        record=kept.record,
-        about=about(commit, name),
-        stop=stop,
-        absent=frozenset(kept.absent),
-        at=kept.at,
-        plan=kept.plan,
-        later=kept.later,
-        refresh_at=kept.refresh_at,
-    )
-
-
 def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
-    nobody: Agenda[str] = Agenda()
+    servers = {
+        name: ServerState(
+            decision=commit.decisions.servers[name],
+            record=each.record,
+            about=about(commit, name),
+            stop=kept.stop,
+            absent=frozenset(each.absent),
+            at=each.at,
+            plan=each.plan,
+            later=each.later,
+            refresh_at=each.refresh_at,
+        )
+        for name, each in states.items()
+    }
+    transitions: Agenda[str] = Agenda()
     return Plans(
         commit=commit,
         stop=kept.stop,
         left=kept.left,
-        servers={name: _state(each, name, commit, kept.stop) for name, each in states.items()},
-        transitions=nobody.moved(instants),
+        servers=servers,
+        transitions=transitions.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
         versions=dict(kept.versions),
@@ -518,24 +508,29 @@ _MANIFEST: Final = "checkpoint"
 _CHUNK: Final = "checkpoint-chunk"
 _manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
 _decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
-_decisions: Final = decoder(dict[str, Decision])
-_networks: Final = decoder(dict[str, Host])
-_states: Final = decoder(dict[str, _KeptState])
-_bytes: Final = decoder(dict[str, bytes])
-_texts: Final = decoder(dict[str, str])
-_labels: Final = decoder(dict[str, dict[str, str]])
-_paths: Final = decoder(dict[str, tuple[str, ...]])
-_instants: Final = decoder(dict[str, datetime])
-_machines: Final = decoder(dict[SystemUuid, Machine])
-_written: Final = decoder(dict[str, Written])
-_locations: Final = decoder(dict[str, ServerLocation])
-_documents: Final = decoder(dict[str, DocumentLocation])
+_TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
+    "decisions": decoder(dict[str, Decision]),
+    "networks": decoder(dict[str, Host]),
+    "machines": decoder(dict[SystemUuid, Machine]),
+    "sites": decoder(dict[str, str]),
+    "labels": decoder(dict[str, dict[str, str]]),
+    "written": decoder(dict[str, Written]),
+    "locations": decoder(dict[str, ServerLocation]),
+    "documents": decoder(dict[str, DocumentLocation]),
+    "states": decoder(dict[str, _KeptState]),
+    "instants": decoder(dict[str, datetime]),
+    "versions": decoder(dict[str, dict[str, str]]),
+    "lying": decoder(dict[str, str]),
+    "content": decoder(dict[str, tuple[str, ...]]),
+    "records": decoder(dict[str, bytes]),
+    "done": decoder(dict[str, bytes]),
+}
 _AT_ONCE: Final = 20  # servers
 _PAUSE_S: Final = 0.01  # after so many: it takes a quarter of one processor at most
 
 
 class Patrol:
-    """Looks through the tree at ``root`` once, in a thread of its own; ``wake`` is called where anything is found."""
+    """A search for damage in the tree at ``root``, once, in a thread. It calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
         self._root, self._wake = root, wake
@@ -549,17 +544,17 @@ class Patrol:
         self._thread.start()
 
     def release(self) -> None:
-        """Nothing is more urgent any more."""
+        """Let the search begin: nothing is more urgent any more."""
         self._released.set()
 
     def close(self) -> None:
-        """End it, wherever it is."""
+        """End the search."""
         self._closed.set()
         self._released.set()
         self._thread.join()
 
     def found(self) -> frozenset[str]:
-        """The servers whose files do not stand as they were published, of those not asked for yet; `ALL`: all."""
+        """Return the servers whose files are damaged, and forget them. `ALL` stands for all servers."""
         with self._lock:
             found, self._found = self._found, set()
         return frozenset(found)

@@ -1,4 +1,4 @@
-"""How far the newest commit can be accepted: every commit since the accepted one is evaluated, and judged by guards."""
+"""Commit judgement: every commit since the accepted one is evaluated and judged by guards, and how far that leads."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class Wait(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ahead:
-    """What lies between the accepted commit and the newest."""
+    """The commits after the accepted one, up to the newest."""
 
     accepted: Commit | None  # None: there is none, or it cannot be compared with
-    merges: Merges  # the oldest first, the newest last
+    merges: Merges  # the oldest first
     leaves_out: Revision | None = None  # a commit that the newest does not descend from
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
 
@@ -70,39 +70,41 @@ class Candidate:
 
     commit: Commit
     verdict: Verdict
-    steps: tuple[tuple[Revision, Verdict], ...]  # those that somebody has to acknowledge, where there are several
+    steps: tuple[tuple[Revision, Verdict], ...]  # the steps to acknowledge, if there are several
     approvals: Acknowledged  # what it was judged with
     unheeded: tuple[Unheeded, ...]  # acknowledgements that do not count
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
-    need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
-    heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
-    by_records: bool = False  # whether what records show decides how many servers it reinstalls
-    is_preliminary: bool = False  # whether they may let it through
-    reinstalls: tuple[str, ...] = ()  # servers that it may reinstall, as far as records can show that
+    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
+    heeds_lines: bool = True  # whether lines of messages count; they may have counted before
+    by_records: bool = False  # whether records decide how many servers it reinstalls
+    is_preliminary: bool = False  # whether records may let it through
+    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advance:
     """How far the newest commit can be accepted."""
 
-    reached: Commit | None = None  # the newest that can be; None: none
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
-    moves: Moves = NO_MOVES  # by then
+    reached: Commit | None = None  # the newest commit that can be accepted
+    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps to it
+    introduced: Mapping[SystemUuid, int] = field(
+        default_factory=dict
+    )  # the provision numbers of the machines that these brought
+    moves: Moves = NO_MOVES  # moves of machines by these steps
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
-    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records show as installed what is reached, up to now
-    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
-    lost: frozenset[LostIdentity] | None = None  # identities that machines had before, by then; None: as before
-    let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
+    rolled_back: frozenset[SystemUuid] = frozenset()  # machines whose records show what is reached as installed
+    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, and not again
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before; None: unchanged
+    let_in: frozenset[Pair] = frozenset()  # new BMCs whose credentials the guard allowed
     candidate: Candidate | None = None
-    invalid: InvalidRepository | None = None  # why the newest says nothing
+    invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
-    passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
+    passed: tuple[PassedMerge, ...] = ()  # the results of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
     awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
-    waits: bool = False  # whether a step waits for that which no guard holds
+    waits: bool = False  # whether a step that no guard holds waits for fetches
 
     @property
     def newer(self) -> tuple[Commit, ...]:
@@ -112,13 +114,13 @@ class Advance:
 
     @property
     def latest_orders(self) -> Orders | None:
-        """The same where nothing is accepted."""
+        """The orders of the newest Fleet that is well formed, while an operator lets no commit be accepted."""
         return self.orders or (self.reached.orders if self.reached is not None else None)
 
 
 @dataclass(kw_only=True, slots=True)
 class _Walk:
-    """What the commits ahead say, by their positions."""
+    """The evaluations of the commits ahead, by their positions."""
 
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
@@ -127,8 +129,8 @@ class _Walk:
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
     moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
-    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
-    invalid: InvalidRepository | None = None  # why the newest says nothing
+    faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
+    invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
     @property
@@ -143,11 +145,11 @@ class _Walk:
         return ahead.accepted.revision if ahead.accepted is not None else None
 
     def orders_after(self, reached: int) -> Orders | None:
-        """Those of the newest Fleet that is well formed, unless it is accepted."""
+        """Return the orders of the newest Fleet that is well formed, unless its commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
     def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
+        """Yield the machines that each commit brought, with their provision numbers, without those that ``moved``."""
         for position in sorted(each for each in self.come if each <= reached):
             yield [each for each in self.come[position] if each[0] not in moved]
 
@@ -163,7 +165,7 @@ class _Walk:
         return self.lost[position]
 
     def moves_by(self, reached: int) -> Moves:
-        """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
+        """Return the machines that moved between sites by then. Machines that arrived and left again have departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, commit in sorted(self.commits.items()):
             if commit is not None and position in self.moves and position <= reached:
@@ -178,7 +180,7 @@ class _Walk:
 
 
 class Judging:
-    """Evaluates and judges what lies ahead; what its commits say is kept until something else does."""
+    """The judge of the commits ahead. It keeps their evaluations until other commits lie ahead."""
 
     def __init__(
         self,
@@ -200,7 +202,7 @@ class Judging:
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """How far the last commit of ``ahead`` can be accepted at an instant; raises `Unfinished`, and `SourceError`.
+        """Return how far the commits ahead can be accepted at an instant. Raises `Unfinished` and `SourceError`.
 
         ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
         records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
@@ -209,33 +211,59 @@ class Judging:
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
             ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
-        self._forget_all_but(ahead)
+        on_way = {revision for revision, _ in ahead.merges}
+        on_way |= {ahead.accepted.revision} if ahead.accepted is not None else set()
+        self._known = {
+            (base, revision): found
+            for (base, revision), found in self._known.items()
+            if revision in on_way and (base is None or base in on_way)
+        }
         walk = self._walked(ahead, knowledge, at)
-        commits, given = walk.commits, approvals(knowledge)
+        advance = Advance(
+            invalid=walk.invalid,
+            problems_until=walk.problems_until,
+            orders=walk.orders_after(0),
+            passed=tuple(_passed(ahead, walk, None)),
+            is_incomplete=walk.is_incomplete,
+            evaluated=walk.evaluated(ahead),
+        )
         if not walk.legs:
-            return Advance(
-                invalid=walk.invalid,
-                problems_until=walk.problems_until,
-                orders=walk.orders_after(0),
-                passed=tuple(_passed(ahead, walk, None)),
-                is_incomplete=walk.is_incomplete,
-                evaluated=walk.evaluated(ahead),
-            )
-        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
+            return advance
+        return self._advance(
+            *(advance, ahead, walk, knowledge, met), heeds_lines=heeds_lines, reads_records=reads_records, wait=wait
+        )
 
+    def _advance(
+        self,
+        advance: Advance,
+        ahead: Ahead,
+        walk: _Walk,
+        knowledge: Knowledge,
+        met: frozenset[str],
+        *,
+        heeds_lines: bool,
+        reads_records: bool,
+        wait: Wait,
+    ) -> Advance:
+        """Return how far the guards let the evaluated commits be accepted. For the parameters, see `judge`."""
+        commits, given = walk.commits, approvals(knowledge)
+        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
         walk.lost[0] = knowledge.lost
 
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
-            shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
+            base, by_policy = commits[old], evaluated.changes.by_policy
+            # The step would reinstall these machines by the two commits, and does not by their records.
+            shown[old, new] = need_no_install(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
             come = introduced(known, walk.come_by(old, ()))
             verdict = self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
-            if reads_records or not _waits(wait, ahead.accepted, evaluated.commit, shown[old, new], knowledge):
+            if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
                 return verdict
-            return replace(verdict, waits=True)
+            is_unread = may_be_unread(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
+            return replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
 
         def arrived(old: int, new: int) -> None:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -266,7 +294,8 @@ class Judging:
             )
         moves = walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
-        return Advance(
+        return replace(
+            advance,
             reached=reached,
             lost=walk.lost_at(found.reached) if reached is not None else None,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
@@ -277,12 +306,8 @@ class Judging:
             introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
-            invalid=walk.invalid,
-            problems_until=walk.problems_until,
             orders=walk.orders_after(found.reached),
             passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
-            is_incomplete=walk.is_incomplete,
-            evaluated=walk.evaluated(ahead),
             awaits_records=found.held is not None and any(old == found.reached for old, _ in by_fetches),
             waits=found.waits,
         )
@@ -292,20 +317,20 @@ class Judging:
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
-        """Every commit, each beside the valid one before it."""
+        """Return the evaluation of each commit ahead, beside the valid commit before it."""
         changes: list[datetime] = []
         walk = _Walk(commits={0: ahead.accepted})
         about = knowledge.facts
         has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
-            if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
+            if (fault := ahead.untrusted.get(revision)) is not None:  # gitboot does not read the commit
                 found: Evaluated | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
                 dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
                 changes += filter(None, [next_change(dated, at)])
                 found = _at(found, at)
-            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # its name is misspelt
+            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
@@ -336,22 +361,18 @@ class Judging:
                 self._known[key] = found
         return self._known[key]
 
-    def _forget_all_but(self, ahead: Ahead) -> None:
-        """What was said of commits that do not lie ahead is not asked for again."""
-        on_it = {revision for revision, _ in ahead.merges}
-        on_it |= {ahead.accepted.revision} if ahead.accepted is not None else set()
-        self._known = {
-            (base, revision): found
-            for (base, revision), found in self._known.items()
-            if revision in on_it and (base is None or base in on_it)
-        }
-
     def _uncovered(self, base: Commit | None, commit: Commit, knowledge: Knowledge) -> frozenset[Pair]:
-        """The BMCs that a commit brings, and that nothing but an approval lets have their credentials."""
-        brought = [each for each in _brought(base, commit) if pair_of(each) not in knowledge.known_pairs]
+        """Return the BMCs that a commit brings, and whose credentials only an approval allows."""
+        machines: Iterable[Machine] = commit.machines.values()
+        if base is not None:
+            changed = [(each, base.machines.get(each.uuid)) for each in commit.named(changed_by(base, commit))]
+            machines = [each for each, before in changed if before is None or before.bmc != each.bmc]
+        bmcs = (each.bmc for each in machines if each.bmc is not None)
+        brought = [each for each in bmcs if pair_of(each) not in knowledge.known_pairs]
         if not brought:
             return frozenset()
-        before = frozenset(map(pair_of, _bmcs(base.machines.values()))) if base is not None else frozenset()
+        known = base.machines.values() if base is not None else ()
+        before = {pair_of(each.bmc) for each in known if each.bmc is not None}
         return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
 
     def _verdict(
@@ -364,7 +385,7 @@ class Judging:
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
     ) -> Verdict:
-        """What guards say of one step, with nothing acknowledged.
+        """Return the verdict of the guards on one step, with nothing acknowledged.
 
         ``lost`` are the identities that machines had before ``base``, ``introduced`` has the provision numbers of the
         machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
@@ -414,22 +435,6 @@ def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | Inva
     return found
 
 
-def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> tuple[SystemUuid, ...]:
-    """Return the machines that a step would reinstall by the two commits, and does not by their records."""
-    if base is None:
-        return ()
-    return need_no_install(evaluated.changes.by_policy, base, evaluated.commit, knowledge)
-
-
-def _waits(
-    wait: Wait, accepted: Commit | None, commit: Commit, shown: Sequence[SystemUuid], knowledge: Knowledge
-) -> bool:
-    """Return whether a step waits for fetches; by their records, it does not reinstall the machines ``shown``."""
-    if wait is Wait.NONE or accepted is None or not shown:
-        return False
-    return wait is Wait.ALL or may_be_unread(accepted, commit, shown, knowledge)
-
-
 def _by_records(
     evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, awaits: bool
 ) -> dict[str, Any]:
@@ -455,7 +460,7 @@ def _identities(
 
 
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
-    """What becomes of each commit before the newest, as far as that does not wait for fetches."""
+    """Yield the result of each commit before the newest, unless it waits for fetches."""
     steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
     accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
@@ -474,39 +479,24 @@ def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False
 
 
 def accepted_words(by: Iterable[str]) -> str:
-    """That a commit is accepted, in a few words, and by whose leave."""
+    """Return a few words for an accepted commit, with who acknowledged it."""
     leave = "; ".join(dict.fromkeys(by))
     return f"accepted, acknowledged by {leave}" if leave else "accepted"
 
 
 def held_words(guards: Iterable[str]) -> str:
-    """That a commit is held, in a few words."""
+    """Return a few words for a held commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
 def invalid_words(problems: Iterable[Problem]) -> str:
-    """That a commit is invalid, in a few words."""
+    """Return a few words for an invalid commit."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
         return "invalid: signed by no key that is trusted here"
     return f"invalid: {count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
-def _brought(base: Commit | None, commit: Commit) -> Iterator[BmcAccess]:
-    """The BMCs of machines that have another one than in ``base``."""
-    if base is None:
-        yield from _bmcs(commit.machines.values())
-        return
-    for machine in commit.named(changed_by(base, commit)):
-        before = base.machines.get(machine.uuid)
-        if machine.bmc is not None and (before is None or before.bmc != machine.bmc):
-            yield machine.bmc
-
-
-def _bmcs(machines: Iterable[Machine]) -> Iterator[BmcAccess]:
-    yield from (machine.bmc for machine in machines if machine.bmc is not None)
-
-
 def approvals(knowledge: Knowledge) -> Acknowledged:
-    """What was acknowledged with a shell."""
+    """Return the approvals of operators, by digest and guard."""
     return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}

@@ -20,17 +20,23 @@ from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_files import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import attempt_of, begun_run, is_overwritten, step_of
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, drift
-from gitboot.resolve.server_decision import BootFile, Decision, idle
-from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, Halt, InstallProgress, Phase
+from gitboot.resolve.provisioning_record import InstallAttempt, Run, drift
+from gitboot.resolve.server_decision import BootFile, Decisions, idle
+from gitboot.resolve.server_plan import (
+    UNKNOWN_OUTCOMES,
+    Cause,
+    InstallProgress,
+    Phase,
+)
 from gitboot.status.events import Event
 from gitboot.status.work_progress import Told, counted, unheard
 from gitboot.text import count
 
 
 class ImageFile(NamedTuple):
-    """A file that some boot of an image is made by."""
+    """A file that the boots of an image need."""
 
     image: str
     file: BootFile
@@ -41,13 +47,13 @@ Key = TypeVar("Key", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Agenda(Generic[Key]):
-    """A value: moving somebody gives another one."""
+    """The instants at which keys are due. It is a value: `moved` returns another one."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def moved(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
-        """With these keys due at other instants; None: not at all."""
+        """Return the agenda with these keys due at other instants. None: not due any more."""
         changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
         if not changed:
             return self
@@ -64,50 +70,52 @@ class Agenda(Generic[Key]):
         return Agenda(instants, queue)
 
     def due(self, at: datetime) -> frozenset[Key]:
-        """Who is due by ``at``."""
+        """Return the keys that are due by ``at``."""
         end = bisect_right(self._queue, at, key=lambda each: each[0])
         return frozenset(key for _, key in self._queue[:end])
 
     @property
     def next(self) -> datetime | None:
-        """When the first is due."""
+        """The instant at which the first key is due."""
         return self._queue[0][0] if self._queue else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plans:
-    """All servers as they were planned last, and how many there are of which."""
+    """The current plans of all servers, with counts and lists of servers."""
 
-    commit: Commit | None = None  # that they are made of
-    stop: Halt = Halt.NONE  # with what stopped
-    left: datetime | None = None  # an instant that is still to come, and that was left already by a clock set back
+    commit: Commit | None = None  # of the plans
+    stop: Halt = Halt.NONE  # the boots that are stopped
+    left: datetime | None = None  # the newest instant that the ledger has seen, if the clock was set back
     servers: Mapping[str, ServerState] = field(default_factory=dict)
-    transitions: Agenda[str] = field(default_factory=Agenda)  # when which server's plan changes by itself
+    transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of a server changes by itself
     planned_at: datetime | None = None
-    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # of what, which: servers
-    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # profile, version: servers
-    unknown: frozenset[str] = frozenset()  # servers of which nobody knows whether they are provisioned
-    unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
-    consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
-    lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
-    unknown_outcomes: frozenset[str] = frozenset()  # whose boot was perhaps served
-    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
-    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
-    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers at an installation
-    given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by kind and value
+    versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # servers by profile and version
+    unknown: frozenset[str] = frozenset()  # servers whose installation is unknown
+    unseen: frozenset[str] = frozenset()  # servers whose boot nothing could prove
+    consumed: frozenset[str] = frozenset()  # servers whose override was consumed without evidence
+    lost: frozenset[str] = frozenset()  # servers whose override is lost
+    unknown_outcomes: frozenset[str] = frozenset()  # servers whose boot was perhaps served
+    begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # servers with an installation that has not ended
+    sightings: Mapping[BootFile, Sighting] | None = None  # of the artifacts; None: gitboot does not check artifacts
+    needs: Mapping[ImageFile, int] = field(default_factory=dict)  # servers by the file that their boots need
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers during an installation
+    given: Mapping[str, tuple[str, Run]] = field(
+        default_factory=dict
+    )  # servers whose maintenance was served and has not started
 
     def is_due(self, at: datetime) -> bool:
-        """Whether the clock alone changes one, or nothing was planned yet."""
+        """Return whether the clock alone changes a plan, or nothing was planned yet."""
         due = self.transitions.next
         return self.planned_at is None or (due is not None and due <= at)
 
     def counted(self, of: str) -> dict[str, int]:
-        """How many servers there are of a kind: phases, records, drift."""
+        """Return how many servers there are of a kind, such as phases, records, drift."""
         return {which: count for (kind, which), count in self.counts.items() if kind == of}
 
     def below_minimum(self) -> dict[str, int]:
-        """How many servers are to boot a version below the one that their stream wants at least, by stream."""
+        """Return how many servers boot a version below the minimum of their stream, by stream."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
         found = dict.fromkeys((each.stream for each in minimum.values()), 0)
         for (profile, version), servers in self.versions.items():
@@ -118,7 +126,7 @@ class Plans:
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
-        """The files because of which boots are not offered, with how many servers may boot by each, sorted."""
+        """The missing files that withhold boots, sorted, each with the number of its servers."""
         found = {each: count for each, count in self.needs.items() if is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -133,25 +141,25 @@ def replanned(
     keys: TokenKeys = NO_KEYS,
     told: Told = unheard,
 ) -> tuple[Plans, frozenset[str]]:
-    """The plans at ``at``, and the servers whose files may be others than before.
+    """Return the plans at ``at``, and the servers whose files may differ from before.
 
-    ``changed`` are the servers of which the commit, or what is known, is another than when they were planned. By a
-    clock that is behind what the ledger has seen, no window opens that had ended by then.
+    ``changed`` are the servers whose commit or records changed since they were planned. If the clock is behind what the
+    ledger has seen, no window opens that had ended by then.
     """
     names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
-    names |= _seen_otherwise(before, knowledge.sightings)
-    if before.commit is not None:
-        names |= differing(before.commit.decisions.servers, commit.decisions.servers)
+    old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
+    if old is not None:
+        names |= _seen_otherwise(before, old, knowledge.sightings) | differing(old.servers, new.servers)
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
     anew = (
         set_back
         or left != before.left
         or stop is not before.stop
-        or before.commit is None
-        or _changes_all_files(before.commit, commit)
+        or old is None
+        or (old.base_url, old.outputs, old.evidence) != (new.base_url, new.outputs, new.evidence)
     )
     if anew:
-        names = {*before.servers, *commit.decisions.servers}
+        names = {*before.servers, *new.servers}
     different = frozenset(
         names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
     )
@@ -163,20 +171,16 @@ def replanned(
         if was is None or name in different:
             now = _state(commit, knowledge, name, at, stop, left, keys)
         else:
-            now = _with_decision(was, commit.decisions.servers[name])
+            decision = new.servers[name]  # an equal one; the older one is not held any longer
+            now = was if was.decision is decision else replace(was, decision=decision)
         tally.take(name, was, now)
     return replace(
         tally.plans(), commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings
     ), different
 
 
-def _with_decision(state: ServerState, decision: Decision) -> ServerState:
-    """Return the state with an equal decision, that of the newest commit: the older one is not held any longer."""
-    return state if state.decision is decision else replace(state, decision=decision)
-
-
 class _Tally:
-    """Plans while some servers are planned anew."""
+    """Plans while some servers are planned anew: `take` each of them, then read `plans`."""
 
     def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str]) -> None:
         self._before, self._knowledge = before, knowledge
@@ -193,7 +197,7 @@ class _Tally:
         self._installing = {name: each for name, each in before.installing.items() if name not in names}
 
     def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
-        """One of the servers, as it was planned before and as it is; None: it was not there, or is no more."""
+        """Count a server by its plan, and no longer by the plan before. None: there is, or was, no such server."""
         if was is not None:
             self._count(was, -1)
         if now is None:
@@ -204,19 +208,22 @@ class _Tally:
         if now is not was:
             self._changed[name] = now
         self._due[name] = now.transition
-        self._look_into(name, now)
+        self._list(name, now)
 
     def _count(self, state: ServerState, by: int) -> None:
         for kind in _kinds(state):
             self._counts[kind] += by
-        for version in _versions(state):
-            self._versions[version] += by
-        for file in _files_of(state):
+        policy = state.decision.policy
+        if policy is not None and policy.boot is not None:
+            self._versions[policy.boot.profile, policy.boot.version] += by
+        for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}:
             self._needs[file] += by
 
-    def _look_into(self, name: str, now: ServerState) -> None:
+    def _list(self, name: str, now: ServerState) -> None:
+        """Put a server into the lists that it belongs to."""
         uuid, plan = now.decision.uuid, now.plan
-        if _is_unknown(now.decision, self._knowledge.recorded(uuid)):
+        recorded = self._knowledge.recorded(uuid)
+        if recorded is None or is_overwritten(recorded, now.decision.provision):  # nobody knows what is installed
             self._unknown.add(name)
         if uuid in self._knowledge.unseen:
             self._unseen.add(name)
@@ -224,10 +231,12 @@ class _Tally:
             self._consumed.add(name)
         if plan is not None and plan.cause in UNKNOWN_OUTCOMES:
             self._unknown_outcomes.add(name)
-        if _has_lost(now, self._knowledge):
-            self._lost.add(name)
         if (attempt := attempt_of(now.decision, now.record)) is not None:
             self._begun[name] = attempt
+        elif plan is not None and plan.phase is Phase.NETWORK:
+            overrides = self._knowledge.overrides_of(uuid)
+            if any(each.reason == plan.key and each.state is State.LOST for each in overrides):
+                self._lost.add(name)
         if (progress := now.progress) is not None:
             self._installing[name] = progress
         maintenance = plan.maintenance if plan is not None else None
@@ -253,84 +262,61 @@ class _Tally:
         )
 
 
-def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None) -> frozenset[str]:
-    """The servers with a boot that is made by a file which is withheld now and was not, or was and is not."""
-    were = before.sightings
-    if sightings is were:
+def _seen_otherwise(
+    before: Plans, decisions: Decisions, sightings: Mapping[BootFile, Sighting] | None
+) -> frozenset[str]:
+    """Return the servers with a boot that needs a file which is withheld now and was not, or was and is not."""
+    if sightings is before.sightings:
         return frozenset()
     needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
-    files = {file for file in needed if is_withheld(file, were) != is_withheld(file, sightings)}
-    if not files or before.commit is None:
-        return frozenset()
-    servers = before.commit.decisions.servers
-    return frozenset(name for name in before.servers if servers[name].absent(files.__contains__))
-
-
-def _files_of(state: ServerState) -> set[ImageFile]:
-    return {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}
-
-
-def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
-    """Whether the override for the boot that is still to be made is gone without a trace."""
-    plan = state.plan
-    if plan is None or plan.phase is not Phase.NETWORK or attempt_of(state.decision, state.record) is not None:
-        return False
-    overrides = knowledge.overrides_of(state.decision.uuid)
-    return any(each.reason == plan.key and each.state is State.LOST for each in overrides)
-
-
-def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
-    """The servers of which a commit says anything else than the one before, and those that it lacks.
-
-    So is a server of which other boots are withheld.
-    """
-    found = _described_otherwise(before, now)
-    if before is None or not (before.withheld or now.withheld):
-        return found
-    uuids = before.withheld.keys() | now.withheld.keys()
-    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
-    return found | before.called(others) | now.called(others)
-
-
-def _described_otherwise(before: Commit | None, now: Commit) -> frozenset[str]:
-    servers, here = now.decisions.servers, now.machines
-    if before is None:
-        return frozenset(servers)
-    if before.revision == now.revision:
-        return frozenset()
-    if before.revision == now.base:
-        return now.touched
-    were, there = before.decisions.servers, before.machines
-    return frozenset(
-        name
-        for name in were.keys() | servers.keys()
-        if (old := were.get(name)) is None
-        or (new := servers.get(name)) is None
-        or old.digest != new.digest
-        or there[old.uuid] != here[new.uuid]
-        or before.sites.get(name) != now.sites.get(name)
-        or before.labels[name] != now.labels[name]
-        or before.written.get(name) != now.written.get(name)
-        or before.decisions.networks[name] != now.decisions.networks[name]
+    files = {file for file in needed if is_withheld(file, before.sightings) != is_withheld(file, sightings)}
+    servers = decisions.servers
+    return (
+        frozenset(name for name in before.servers if servers[name].absent(files.__contains__)) if files else frozenset()
     )
 
 
+def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
+    """Return the servers that a commit describes otherwise than the one before, or does not have.
+
+    A server of which other boots are withheld is one of them.
+    """
+    servers, here = now.decisions.servers, now.machines
+    if before is None:
+        return frozenset(servers)
+    were, there = before.decisions.servers, before.machines
+    if before.revision == now.revision:
+        found = frozenset[str]()
+    elif before.revision == now.base:
+        found = now.touched
+    else:
+        found = frozenset(
+            name
+            for name in were.keys() | servers.keys()
+            if (old := were.get(name)) is None
+            or (new := servers.get(name)) is None
+            or old.digest != new.digest
+            or there[old.uuid] != here[new.uuid]
+            or before.sites.get(name) != now.sites.get(name)
+            or before.labels[name] != now.labels[name]
+            or before.written.get(name) != now.written.get(name)
+            or before.decisions.networks[name] != now.decisions.networks[name]
+        )
+    uuids = before.withheld.keys() | now.withheld.keys()
+    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
+    return found | before.called(others) | now.called(others) if others else found
+
+
 def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
-    """The machines of which a commit says nothing any more; None: it is not known what was said before."""
+    """Return the machines that a commit does not have any more. None: the commit before is not known."""
     if before is None:
         return None
     were = (machine.uuid for machine in before.named(changed_by(before, now)))
     return frozenset(uuid for uuid in were if uuid not in now.machines)
 
 
-def _changes_all_files(before: Commit, now: Commit) -> bool:
-    """Whether what the files of all servers depend on is another."""
-    old, new = before.decisions, now.decisions
-    return (old.base_url, old.outputs, old.evidence) != (new.base_url, new.outputs, new.evidence)
-
-
 def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> bool:
-    """Whether a server's plan is the same still."""
+    """Return whether a server's plan is still the same."""
     state, decision = before.servers.get(name), commit.decisions.servers.get(name)
     if state is None or decision is None:
         return False
@@ -339,7 +325,7 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
 
 
 def about(commit: Commit, name: str) -> About:
-    """What a commit says of a server beside its decision."""
+    """Return what a commit says of a server besides its decision."""
     host = commit.decisions.networks[name]
     return About(
         site=commit.sites.get(name),
@@ -373,18 +359,6 @@ def _positive(counts: Mapping[_Kind, int]) -> dict[_Kind, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-def _versions(state: ServerState) -> Iterator[tuple[str, str]]:
-    """What its policy lets it boot, and of which version."""
-    policy = state.decision.policy
-    if policy is not None and policy.boot is not None:
-        yield policy.boot.profile, policy.boot.version
-
-
-def _is_unknown(decision: Decision, record: Record | None) -> bool:
-    """Whether nobody knows what is installed: nothing is recorded, or a maintenance wrote over what is."""
-    return record is None or is_overwritten(record, decision.provision)
-
-
 _RUN_STEPS: Final = {
     Cause.MAINTENANCE_GIVEN: "Attempted",
     Cause.MAINTENANCE_OUTCOME: "OutcomeUnknown",
@@ -394,7 +368,7 @@ _RUN_STEPS: Final = {
 
 
 def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
-    """How a server is counted: by what it boots, and by what is known of it."""
+    """Yield the counts that a server belongs to, by what it boots and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", step_of(state.decision, state.record)
     if (since := state.installs_at) is not None:
@@ -406,12 +380,12 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     yield from (("drift", each) for each in drift(state.decision, state.record))
 
 
-_FEW: Final = 16  # of so many one: if more have moved, all are sorted anew
+_FEW: Final = 16  # if more than one key in so many has moved, all are sorted again
 _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """Ends windows by ``end_windows``, on a standby and on an instance that has not published its first plan."""
+    """The ends of windows in OUTPUT, on a standby and on an instance that has not published its first plan."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
@@ -439,7 +413,7 @@ class WindowWatch:
 
 
 class WindowsMeanwhile:
-    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+    """The ends of windows during work that writes no files, such as planning a large fleet.
 
     ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
     """

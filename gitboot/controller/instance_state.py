@@ -1,12 +1,13 @@
-"""Where an instance stands between two reconciles: one value, replaced as a whole."""
+"""Instance state between two reconciles: one value, which each stage replaces as a whole."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
-from typing import Any, Final, NamedTuple
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import Schedule
@@ -15,6 +16,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import is_named
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
+from gitboot.fleet.layered_dict import replaced
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NOBODY, Evidence
@@ -22,9 +24,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.plan_and_record_files import Members
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
-from gitboot.resolve.server_plan import Halt
 from gitboot.status.conditions import Condition
 from gitboot.status.events import Event
 from gitboot.status.instance_status import (
@@ -41,83 +43,101 @@ from gitboot.system_clock import Keeping
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """How the last fetch of the source went."""
+    """The result of the last fetch of the source."""
 
     reason: str = "Fetched"
     message: str = "the source was fetched"
     failed: bool = False
     began: datetime | None = field(default=None, compare=False)  # when the last fetch that ended began
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than is followed: a word, and in words
+    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than the followed one: reason, message
 
 
 class LimitedFiles(NamedTuple):
-    """What stands of a server whose offers the ledger could not note."""
+    """The published files of a server whose offers the ledger could not note."""
 
     noted: frozenset[Digest]  # the offers that the ledger has
-    until: datetime | None  # when what stands is over by itself; None: never
-    stop: Halt  # with what stopped it was made
+    until: datetime | None  # when these files are out of date by themselves; None: never
+    stop: Halt  # the stop with which they were made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetState:
-    """How far the target holds what was planned."""
+    """The state of the target: what it holds of the plans."""
 
-    applied: Revision | None = None  # the commit that what it holds comes from
-    at: datetime | None = None  # when it was brought up to date last, or was to be
-    complete: bool = False  # whether all files have stood there since this process began
-    plans: Plans = field(default_factory=Plans)  # whose files it holds
-    in_doubt: bool = False  # whether its records are those of before, for nobody knew better, or any
-    recorded: Members | None = None  # whose records it has; None: of all that there are, by ``plans``
-    terms: Terms | None = None  # on which endpoints give boots, as it holds them
-    owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
-    limited: Mapping[str, LimitedFiles] = field(default_factory=dict)  # servers that the ledger holds up, of those owed
-    versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
-    failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
-    unwritable: str | None = None  # why what is offered could not be written down, if that was it
-    events: tuple[Event, ...] = ()  # what there is to say of the last publication
+    applied: Revision | None = None  # the commit of its files
+    at: datetime | None = None  # when gitboot last published, or tried to
+    complete: bool = False  # whether this process has published all files
+    plans: Plans = field(default_factory=Plans)  # the plans of its files
+    in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
+    recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
+    terms: Terms | None = None  # the terms on which endpoints serve one-time boots
+    owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
+    limited: Mapping[str, LimitedFiles] = field(
+        default_factory=dict
+    )  # those of them whose offers the ledger could not note
+    versions: Mapping[str, Mapping[str, Digest]] = field(
+        default_factory=dict
+    )  # the plans of its boot scripts, by server and path
+    failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
+    unwritable: str | None = None  # why the ledger could not note the offers
+    events: tuple[Event, ...] = ()  # events of the last publication
 
     def stands_for(self, commit: Commit) -> bool:
-        """Whether all that was planned from a commit is what the target holds."""
+        """Return whether the target holds everything that was planned from a commit."""
         return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
+
+    def owing(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
+        """Return the target after the files of these servers changed.
+
+        The next publication has these files even if the plans stay the same.
+        """
+        return replace(
+            self,
+            owed=self.owed | servers,
+            versions=replaced(self.versions, {}, servers & self.versions.keys()),
+            events=(*self.events, *events),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """What an instance has accepted, learned, planned, published and asked for, and what is the matter with it."""
+class InstanceState:
+    """What an instance has accepted, learned, planned and published, the tasks of its BMCs, and its conditions."""
 
     knowledge: Knowledge
-    keys: TokenKeys = NO_KEYS  # by which tokens are published
+    keys: TokenKeys = NO_KEYS  # the keys of published tokens
     attempt: Attempt = field(default_factory=Attempt)
     plans: Plans = field(default_factory=Plans)
     publication: TargetState = field(default_factory=TargetState)
     schedule: Schedule = field(default_factory=Schedule)
-    unplanned: frozenset[SystemUuid] = frozenset()  # machines of which something was learned since they were planned
+    unplanned: frozenset[SystemUuid] = frozenset()  # machines with news since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look
-    serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
-    telling: Telling | None = None  # how it fares to tell the forge; None: there is none
-    unsent: tuple[str, str] | None = None  # why a receiver of notices is not told: a word, and in words
+    serving: Endpoints | None = None  # None: the instance starts no endpoints
+    telling: Telling | None = None  # None: there is no forge
+    unsent: tuple[str, str] | None = None  # why a notice could not be sent: reason, message
     died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
-    following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
+    following: tuple[Following, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: nothing was published since the start
-    opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
-    was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
+    opened: int | None = None  # changes of the ledger when it was opened; None: not compared any more
+    was_left: bool = False  # whether the ledger was unused for long before that
     is_output_open: bool = False  # whether everybody on this host may read what is published
     is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
-    keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
-    unwritable: str | None = None  # why the ledger took nothing the last time
+    keeping: Keeping = Keeping.UNKNOWN  # the quality of the clock
+    unwritable: str | None = None  # why the ledger could not be written
     next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
-    unread: str | None = None  # why the spool could not be read the last time
-    refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
-    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # that endpoints have met of late
+    waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
+    before_resume: InstanceState | None = None  # the state of the start, while the ledger cannot be written
+    unread: str | None = None  # why the spool could not be read
+    refused: tuple[NotGiven, ...] = ()  # boots that endpoints did not serve within the last hour
+    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # proxies without a name that endpoints met within the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts.
+        """The accepted commit, without the install boots that newer commits take back.
 
-        It has none of the install boots that newer commits take back.
+        None if the Fleet names another ledger, and this instance never acted.
         """
         accepted = self.attempt.accepted
         if accepted is None or not goes_by(self.knowledge, accepted):
@@ -126,49 +146,62 @@ class Standing:
 
     @property
     def is_unasked(self) -> bool:
-        """Whether the forge is still to be asked whether the ledger, left alone for long, is an older copy."""
+        """Whether the ledger was unused for long, and the forge has not answered yet if it is an older copy."""
         return self.knowledge.facts.gap and self.telling is not None and not self.telling.asked
 
     @property
     def acts(self) -> bool:
-        """Whether this instance may set anything, and offer boots that write disks."""
+        """Whether this instance may set BMCs and offer install boots."""
         return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the newest Fleet has no site any more for which this instance is, or names nobody for it."""
+        """Whether the newest Fleet does not have the site of this instance any more, or names no ledger for it."""
         orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
         return orders is not None and orders.ledger == NOBODY
 
     def status(self) -> Status:
-        """This instance at a glance."""
+        """Return a summary of the instance.
+
+        It names at most `_MOST_SHOWN` servers of a kind: of secret fetches those that a person should look at first,
+        then the latest; of installations those whose last step is the oldest.
+        """
+        attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
+        machines = accepted.machines if accepted is not None else {}
+        fetches = (
+            (machines[uuid].name, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines
+        )
+        shown = nlargest(_MOST_SHOWN, fetches, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
+        oldest = nsmallest(_MOST_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
         return Status(
             ledger=self.knowledge.facts.identity,
-            attempted=self.attempt.attempted,
-            problems=self.attempt.problems,
-            held=self.attempt.held,
+            attempted=attempt.attempted,
+            problems=attempt.problems,
+            held=attempt.held,
             withheld=tuple(self._withheld()),
-            passed=self.attempt.passed,
-            accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
-            committed_at=self.attempt.committed_at,
-            signer=self.attempt.signer,
-            acknowledged=self.attempt.acknowledged,
-            changed=self.attempt.changed,
+            passed=attempt.passed,
+            accepted=accepted.revision if accepted is not None else None,
+            committed_at=attempt.committed_at,
+            signer=attempt.signer,
+            acknowledged=attempt.acknowledged,
+            changed=attempt.changed,
             applied=self.publication.applied,
             fetch_began=self.fetched.began if self.fetched is not None else None,
             fetched=self.fetched.commit if self.fetched is not None else None,
             planned_at=self.publication.at,
-            next_transition=self.plans.transitions.next,
-            phases=self.plans.counted("phases"),
-            records=self.plans.counted("records"),
-            installs=self.plans.counted("installs"),
-            runs=self.plans.counted("runs"),
-            installing=self.plans.counted("installing"),
-            installations=tuple(self._installations()),
-            drift=self.plans.counted("drift"),
+            next_transition=plans.transitions.next,
+            phases=plans.counted("phases"),
+            records=plans.counted("records"),
+            installs=plans.counted("installs"),
+            runs=plans.counted("runs"),
+            installing=plans.counted("installing"),
+            installations=tuple({"server": name, **progress.facts()} for name, progress in oldest),
+            drift=plans.counted("drift"),
             bmcs=self.schedule.outcomes,
-            below_minimum_version=self.plans.below_minimum(),
-            secret_fetches=tuple(self._secret_fetches()),
+            below_minimum_version=plans.below_minimum(),
+            secret_fetches=tuple(
+                {"server": name, **facts} for name, each in sorted(shown, key=itemgetter(0)) for facts in each.facts()
+            ),
             conditions=self.conditions,
         )
 
@@ -188,72 +221,61 @@ class Standing:
                     why=str(state.plan.cause),
                 )
 
-    def _secret_fetches(self) -> Iterator[dict[str, Any]]:
-        """Yield who fetched which secret: of the servers that a person should look at first, then of the latest."""
-        machines = self.attempt.accepted.machines if self.attempt.accepted is not None else {}
-        here = [(uuid, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines]
-        shown = nlargest(_MOST_SHOWN, here, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
-        for name, each in sorted(((machines[uuid].name, each) for uuid, each in shown), key=lambda item: item[0]):
-            yield from ({"server": name, **facts} for facts in each.facts())
-
-    def _installations(self) -> Iterator[dict[str, Any]]:
-        """Yield the servers at an installation, the one whose last step is the oldest first."""
-        found = self.plans.installing.items()
-        for name, progress in nsmallest(_MOST_SHOWN, found, key=lambda item: (item[1].at, item[0])):
-            yield {"server": name, **progress.facts()}
-
     def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
-        """The installations of which nothing was seen for too long, by server."""
-        begun = self.plans.begun.items()
-        return {name: each for name, each in begun if self._is_looked_for(name, each) and self._is_due(each) <= at}
+        """Return the installations of which nothing was seen for too long, by server.
+
+        An installation whose end only Git declares is not overdue once it has shown all of its other steps.
+        """
+        found: dict[str, InstallAttempt] = {}
+        commit, servers = self.plans.commit, self.plans.servers
+        for name, attempt in self.plans.begun.items():
+            policy = servers[name].decision.policy if name in servers else None
+            if commit is None or attempt.failed is not None or policy is None or policy.boot is None:
+                continue
+            boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
+            is_declared = commit.decisions.evidence is Evidence.DECLARED
+            if is_declared and has_shown_all(attempt, boots=boots, shows_start=shows_start):
+                continue
+            if attempt.last_seen.at + self.longest_step <= at:
+                found[name] = attempt
+        return found
 
     def overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
-        """The maintenances whose one boot was given too long ago without its system having started, by server."""
+        """Return the maintenances whose boot was served too long ago and has not started, by server."""
         return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
 
-    def _is_looked_for(self, name: str, attempt: InstallAttempt) -> bool:
-        """Whether anything more of an installation is to be seen; where Git says its end, that has no hour."""
-        plans = self.plans
-        policy = plans.servers[name].decision.policy if name in plans.servers else None
-        if attempt.failed is not None or plans.commit is None or policy is None or policy.boot is None:
-            return False
-        boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
-        is_declared = plans.commit.decisions.evidence is Evidence.DECLARED
-        return not (is_declared and has_shown_all(attempt, boots=boots, shows_start=shows_start))
-
-    def _is_due(self, attempt: InstallAttempt) -> datetime:
-        """When something more of an installation is to have been seen."""
-        return attempt.last_seen.at + self.longest_step
-
     def next_due(self, at: datetime) -> datetime | None:
-        """When, after ``at``, the clock alone asks for another reconcile.
+        """Return when, after ``at``, the clock alone asks for another reconcile.
 
-        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan. But
-        windows that an earlier process published end.
+        Without a commit to plan by, as after a start until it is evaluated, the clock changes no plan. But windows that
+        an earlier process published end.
         """
-        held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
-        suspension = self.knowledge.facts.suspension if held_up else None
+        is_suspended = any(each.type == "Accepting" and not each.status for each in self.conditions)
+        suspension = self.knowledge.facts.suspension if is_suspended else None
         dues = (
             self.plans.transitions.next if self.commit is not None else None,
             self.next_window_end,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
-            retry_at if (retry_at := self.attempt.retry_at) is not None and retry_at > at else None,
-            until if (until := self.attempt.problems_until) is not None and until > at else None,
-            min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
-            min(
-                (due for _, run in self.plans.given.values() if (due := run.at + self.longest_step) > at), default=None
-            ),
         )
-        return min((due for due in dues if due is not None), default=None)
+        later = (
+            self.attempt.retry_at,
+            self.attempt.problems_until,
+            *(each.last_seen.at + self.longest_step for each in self.plans.begun.values()),
+            *(run.at + self.longest_step for _, run in self.plans.given.values()),
+        )
+        return min(
+            (*(due for due in dues if due is not None), *(due for due in later if due is not None and due > at)),
+            default=None,
+        )
 
 
 _MOST_SHOWN: Final = 50  # servers in a status that is written at each reconcile: some 50 KB
 
 
 def goes_by(knowledge: Knowledge, commit: Commit) -> bool:
-    """Whether the instance with this ledger plans and publishes what a commit says.
+    """Return whether the instance with this ledger plans and publishes a commit.
 
-    One that another has taken over from goes on: it ends its windows, and withdraws what it has set.
+    An instance whose place another one has taken goes on: it ends its windows, and withdraws what it has set.
     """
     return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None

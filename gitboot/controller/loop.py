@@ -1,4 +1,4 @@
-"""The loop: reconciles when something happened, when the clock says so, and often enough besides."""
+"""Loop: fetches in a thread, and reconciles at events, when the clock asks for it, and at intervals."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final
 
 import watchfiles
 
 from gitboot.background_threads import BackgroundThread, SignalQueue, failures, listening
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile import Reconciler
-from gitboot.errors import OperatorError, SourceError, TryAgain
-from gitboot.fleet.revision import Revision
+from gitboot.errors import OperatorError, TryAgain
 from gitboot.git.clone import Source
 from gitboot.jsonio import format_instant
 from gitboot.status.events import Event
-from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
+from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, ThreadFailure
 from gitboot.status.work_progress import Stage
 from gitboot.system_clock import Keeping
+
+if TYPE_CHECKING:
+    from gitboot.controller.forge import Witness
+    from gitboot.controller.notifications import Notices
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it
@@ -34,78 +37,41 @@ _EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and what
 
 
 class Ring(Enum):
-    """What a bell is rung for."""
+    """The cause of a ring."""
 
     ANYTHING = auto()
-    COMMIT = auto()  # there may be a new one, or it was fetched; nothing else is known to have happened
+    COMMIT = auto()  # there may be a new commit, or it was fetched; nothing else has happened
 
 
 class Bell:
-    """Rung from any thread or signal handler; whoever waits for it hears it once, however often it was rung."""
+    """A bell that any thread or signal handler rings. Rings that nobody has waited for yet count as one."""
 
     def __init__(self) -> None:
         self._rung: SignalQueue[Ring] = SignalQueue()
-        self.is_over = False  # whether nothing is to be done any more
+        self.is_over = False  # whether `end` was called
 
     def ring(self, why: Ring = Ring.ANYTHING) -> None:
         self._rung.put(why)
 
     def end(self) -> None:
-        """Ring it for the last time."""
+        """Ring for the last time."""
         self.is_over = True
         self.ring()
 
     def wait(self, timeout_s: float) -> frozenset[Ring]:
-        """Wait until it is rung, and take all of that as one; say what for, nothing where it was not."""
+        """Wait until somebody rings, or for so long. Return the causes of all rings so far."""
         heard = set[Ring]()
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
         return frozenset(heard)
 
 
-class _LastFetch(NamedTuple):
-    """How the last fetch ended."""
-
-    revision: Revision | None  # what is there
-    error: TryAgain | OperatorError | None
-    elsewhere: tuple[str, str] | None  # as in `Source.elsewhere`
-    began: datetime | None = None
-
-    def is_as(self, other: _LastFetch | None) -> bool:
-        """Whether another fetch ended the same."""
-        if other is None:
-            return False
-        return (self.revision, str(self.error)) == (other.revision, str(other.error))
-
-
-class Vouching(Protocol):
-    """A forge, which knows how far the ledger has come."""
-
-    def ask(self, *, fetched: bool) -> None:
-        """Ask it, after a fetch that went well or not; once it has answered, no more."""
-
-    @property
-    def telling(self) -> Telling:
-        """How it fares, and what it knew."""
-
-
-class Notifying(Protocol):
-    """Whoever sends what the ledger notes to receivers."""
-
-    def ring(self) -> None:
-        """Something may be new in it; nothing is waited for."""
-
-    @property
-    def failure(self) -> tuple[str, str] | None:
-        """Why a receiver is not told: a word, and in words."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Audience:
-    """Who is told beside the reconciling, where there is anybody."""
+    """The forge that knows how far the ledger has come, and the receivers of notices."""
 
-    forge: Vouching | None = None
-    notices: Notifying | None = None
+    forge: Witness | None = None
+    notices: Notices | None = None
 
 
 class Loop:
@@ -130,25 +96,25 @@ class Loop:
         self._fetches = Bell()  # the next fetch is due now
         self._stopping = False
         self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
-        self._fetched: _LastFetch | None = None
+        self._fetched: Fetched | None = None
         self._slow_since: datetime | None = None  # when a fetch began that takes long; None: none does
 
     def wake(self) -> None:
-        """Ask for a reconcile now; from any thread or signal handler."""
+        """Ask for a reconcile now. Any thread or signal handler may call this."""
         self._wakes.ring()
 
     def fetch_now(self) -> None:
-        """Ask for a fetch now, and for a reconcile after it; from any thread or signal handler."""
+        """Ask for a fetch now, and for a reconcile after it. Any thread or signal handler may call this."""
         self._fetches.ring()
 
     def stop(self) -> None:
-        """End `run` after the reconcile that is under way; from any thread or signal handler."""
+        """End `run` after the reconcile that is under way. Any thread or signal handler may call this."""
         self._stopping = True
         self._wakes.ring()
         self._fetches.ring()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `run` has ended, or for so long; say whether it has."""
+        """Wait until `run` has ended, or for so long. Return whether it has ended."""
         return self._stopped.wait(timeout_s)
 
     def once(self) -> None:
@@ -160,7 +126,7 @@ class Loop:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""
+        """Reconcile again and again, until `stop` or the end of the bell. ``serving`` returns how endpoints fare."""
         threads = [
             BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
@@ -186,11 +152,11 @@ class Loop:
         """
         heard = self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         has_come = heard == {Ring.COMMIT} and not self._stopping
-        if has_come and self._reconciler.has_asked(self._how_fetched(), self._clock()):
+        if has_come and self._reconciler.has_asked(self._last_fetch(), self._clock()):
             self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
-        fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
+        fetched, telling = self._last_fetch(), self._forge.telling if self._forge is not None else None
         due = self._reconciler.reconcile(
             self._clock(),
             fetched=fetched,
@@ -210,58 +176,58 @@ class Loop:
         slow = threading.Timer(SLOW_S, self._note_slow, (began,))
         slow.daemon = True
         slow.start()
+        error: Exception | None = None
+        commit = before.commit if before is not None else None
         try:
-            fetched = _LastFetch(self._source.fetch(), None, self._source.elsewhere, began)
-        except (TryAgain, OperatorError) as error:
+            commit = self._source.fetch()
+        except (TryAgain, OperatorError) as failure:
             if self._stopping:
                 return  # it was ended, as all is
-            fetched = _LastFetch(before.revision if before else None, error, self._source.elsewhere, began)
+            error = failure
         finally:
             slow.cancel()
             slow.join()
             was_slow, self._slow_since = self._slow_since is not None, None
         lap(Stage.FETCH)
         if self._forge is not None:
-            self._forge.ask(fetched=fetched.error is None)
+            self._forge.ask(fetched=error is None)
+        fetched = Fetched(began=began, commit=commit, elsewhere=self._source.elsewhere)
+        if error is not None:
+            fetched = replace(fetched, reason=type(error).__name__, message=str(error), failed=True)
         self._fetched = fetched
-        if not fetched.is_as(before):
-            self._told(fetched)
-            self._wakes.ring(Ring.COMMIT if fetched.error is None else Ring.ANYTHING)
-        elif was_slow or (before is not None and fetched.elsewhere != before.elsewhere):
+        if before is None or (fetched.commit, fetched.message) != (before.commit, before.message):
+            self._report(fetched)
+            self._wakes.ring(Ring.ANYTHING if fetched.failed else Ring.COMMIT)
+        elif was_slow or fetched.elsewhere != before.elsewhere:
             self._wakes.ring()
+
+    def _report(self, fetched: Fetched) -> None:
+        """Report what a fetch brought, or why it failed."""
+        at, commit = self._clock(), fetched.commit
+        if fetched.failed:
+            self._tell(Event(at=at, type="FetchFailed", message=fetched.message, warning=True))
+        elif commit is not None:
+            self._tell(Event(at=at, type="Fetched", message=commit[:12], facts={"commit": commit}))
 
     def _note_slow(self, began: datetime) -> None:
         """Show that a fetch has been under way for long."""
         self._slow_since = began
         self._wakes.ring()
 
-    def _how_fetched(self) -> Fetched | None:
+    def _last_fetch(self) -> Fetched | None:
         """Return how the last fetch ended, unless another one has been under way for too long."""
         last, since = self._fetched, self._slow_since
-        if since is not None:
-            message = f"the fetch that began at {format_instant(since)} has not ended"
-            slow = Fetched(reason="SlowFetch", message=message, failed=True)
-            return replace(slow, elsewhere=last.elsewhere) if last is not None else slow
-        if last is None:
-            return None
-        fetched = Fetched(began=last.began, commit=last.revision, elsewhere=last.elsewhere)
-        if last.error is None:
-            return fetched
-        return replace(fetched, reason=type(last.error).__name__, message=str(last.error), failed=True)
-
-    def _told(self, fetched: _LastFetch) -> None:
-        revision, error = fetched.revision, fetched.error
-        at = self._clock()
-        if error is not None:
-            self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
-        elif revision is not None:
-            self._tell(Event(at=at, type="Fetched", message=f"{revision[:12]}", facts={"commit": revision}))
+        if since is None:
+            return last
+        message = f"the fetch that began at {format_instant(since)} has not ended"
+        elsewhere = last.elsewhere if last is not None else None
+        return Fetched(reason="SlowFetch", message=message, failed=True, elsewhere=elsewhere)
 
     def _note_death(self, message: str) -> None:
         """Show that commits are not fetched, until one is."""
-        before = self._fetched
-        error = SourceError(f"the thread that fetches died: {message}")
-        self._fetched = _LastFetch(before.revision if before else None, error, None)
+        commit = self._fetched.commit if self._fetched is not None else None
+        message = f"the thread that fetches died: {message}"
+        self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)
 
     def _keep_fetching(self) -> None:
         asked = False

@@ -22,10 +22,10 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.resolve.boot_limits import Halt, Stoppage
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
-from gitboot.resolve.server_plan import Halt, Stoppage
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused

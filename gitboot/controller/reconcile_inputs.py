@@ -13,10 +13,10 @@ from typing import Final, Protocol
 
 from gitboot import files
 from gitboot.artifacts.availability import Sighting
+from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.step_runner import Job, Result
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.endpoint.served_files import PublishedTree, without_document
@@ -41,8 +41,8 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words
+from gitboot.resolve.boot_limits import SoleClaim, Stoppage
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.server_plan import SoleClaim, Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime, uptime
 
@@ -50,22 +50,22 @@ _logger = logging.getLogger(__name__)
 
 
 class Bmcs(Protocol):
-    """Whoever carries out jobs at BMCs, many at a time."""
+    """A pool that runs BMC tasks, many at a time."""
 
-    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
-        """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
+        """Take tasks, except for machines whose last task still runs. Return the machines whose task was taken."""
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
-        """Drop jobs that have not begun."""
+        """Drop tasks that have not begun."""
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """What changes when a BMC's credentials do; None where there are none."""
+        """Return a value that changes with the credentials of a BMC. None: it has none."""
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
-        """The results of jobs that have ended since the last call."""
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+        """Return the results of tasks that have ended since the last call."""
 
     def close(self) -> None:
-        """Let running jobs end."""
+        """Let running tasks end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class Intake:
     spooled: tuple[Observation, ...]
     spool: Mapping[str, int]  # how far each file of it was read
     up: Uptime  # how long the kernel runs
-    results: tuple[Result, ...]
+    results: tuple[TaskResult, ...]
     written: tuple[tuple[SystemUuid, OverrideRecord | SwitchRecord], ...]
     requests: tuple[Request, ...]
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
@@ -86,7 +86,7 @@ class Intake:
 
 
 class Inbox:
-    """Filled by jobs at BMCs, by the spool, by operators and by who looks at artifacts; emptied by one reconcile."""
+    """The inputs of the next reconcile, from BMC tasks, the spool, operators and the checks of artifacts."""
 
     def __init__(
         self,
@@ -96,19 +96,19 @@ class Inbox:
         words: Words | None = None,
         uptime: Callable[[], Uptime] = uptime,
         artifacts: ArtifactWatch | None = None,
-        spool: ReadSpool | None = None,
+        spool: SharedSpool | None = None,
         former: Path | None = None,  # another folder where an earlier version may have left claims
         withdrawals: NotedWithdrawals | None = None,
         clock: Callable[[], datetime] | None = None,  # without one, everything needs the ledger
     ) -> None:
         self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
-        self._spool: ReadSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
+        self._spool: FolderSpool | SharedSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
         self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
-        self._results: dict[SystemUuid, Result] = {}
+        self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
         self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
         self._failed = 0  # records that could not be written down
@@ -163,23 +163,32 @@ class Inbox:
                 raise
             self._written.append((uuid, record))
 
-    def collect(self, results: Mapping[SystemUuid, Result]) -> None:
-        """Take what came of jobs."""
+    def collect(self, results: Mapping[SystemUuid, TaskResult]) -> None:
+        """Take the results of BMC tasks."""
         self._results |= results
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A block in which jobs write nothing down: what is taken in is the newest, until it is written with more."""
+        """Hold back what BMC tasks record until the block ends, so that what is taken in stays the newest."""
         with self._lock:
             yield
 
     def take(self, taken: Mapping[str, int], at: datetime) -> Intake:
-        """All that waits, by the clock that says ``at``; ``taken`` is how far the spool was taken in before."""
-        spooled, now = self._spooled(taken)
+        """Return all inputs that wait, at ``at``. ``taken`` is how far the spool was taken in before."""
+        found = Taken([], dict(taken), 0)
+        if self._spool is not None:
+            try:
+                found, self.unread = self._spool.take(taken), None
+            except LedgerError as error:
+                self.unread = str(error)
+            except OSError as error:
+                self.unread = f"{self._spool.name} cannot be read: {error.strerror}"
+            if found.strays:
+                _logger.error("%s: %d lines are no observations", self._spool.name, found.strays)
         up = self._uptime()
         return Intake(
-            spooled=tuple(each.by(at, up) for each in spooled),
-            spool=now,
+            spooled=tuple(each.by(at, up) for each in found.observations),
+            spool=found.offsets,
             up=up,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written=tuple(self._written),
@@ -190,22 +199,8 @@ class Inbox:
             noted=tuple(self.withdrawals),
         )
 
-    def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
-        """What the spool has beyond ``taken``, and how far that is; one that cannot be read has nothing now."""
-        if self._spool is None:
-            return (), taken
-        try:
-            found = self._spool.take(taken)
-        except (OSError, LedgerError) as error:
-            self.unread = _why_unread(self._spool, error)
-            return (), taken
-        self.unread = None
-        if found.strays:
-            _logger.error("%s: %d lines are no observations", self._spool.name, found.strays)
-        return tuple(found.observations), found.offsets
-
     def forget(self, taken: Intake) -> None:
-        """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
+        """Drop what the ledger has now. The spool keeps its own until `forget_spool`."""
         del self._written[: len(taken.written)]
         self.withdrawals.forget(taken.noted)
         for result in taken.results:
@@ -227,7 +222,7 @@ class Inbox:
             return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def forgotten_next(self, taken: Mapping[str, int]) -> int:
-        """How often something of the spool will have been dropped, which the next tree is to know."""
+        """Return how often the spool will have been cut, which the next tree has to state."""
         if self._spool is None:
             return 0
         with suppress(OSError, LedgerError):
@@ -236,46 +231,21 @@ class Inbox:
         return self._forgotten
 
     def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
-        """Drop what of the spool is known to a tree that stands published, and knows how often that was done."""
+        """Cut what a published tree has from the spool. The tree states how often that was done, ``times``."""
         if self._spool is None:
             return
         try:
             self._spool.forget(taken, times)
         except (OSError, LedgerError) as error:
-            _logger.error("what was taken from %s stays there: %s", self._spool.name, _in_words(error))
-
-
-def _why_unread(spool: ReadSpool, error: OSError | LedgerError) -> str:
-    return str(error) if isinstance(error, LedgerError) else f"{spool.name} cannot be read: {error.strerror}"
-
-
-def _in_words(error: OSError | LedgerError) -> str:
-    return str(error) if isinstance(error, LedgerError) else str(error.strerror)
-
-
-class ReadSpool(Protocol):
-    """What endpoints have recorded. Each raises OSError or `LedgerError` where that cannot be read."""
-
-    @property
-    def name(self) -> str:
-        """As people are told it."""
-
-    @property
-    def giver(self) -> str | None:
-        """Its identity, by which what is made once may be given."""
-
-    def take(self, taken: Mapping[str, int]) -> Taken:
-        """What is there beyond ``taken``."""
-
-    def forgotten_next(self, taken: Mapping[str, int]) -> int:
-        """How often something of it will have been dropped, which the next tree is to know."""
-
-    def forget(self, taken: Mapping[str, int], times: int) -> None:
-        """Drop what is known to a tree that stands published, and knows how often that was done."""
+            _logger.error(
+                "what was taken from %s stays there: %s",
+                self._spool.name,
+                error.strerror if isinstance(error, OSError) else error,
+            )
 
 
 class FolderSpool:
-    """A folder."""
+    """The fetch log of the endpoints on this host: a folder. Its methods raise OSError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -295,7 +265,10 @@ class FolderSpool:
 
 
 class SharedSpool:
-    """What the hosts have recorded that share a ledger, for the one that has the lease."""
+    """The fetches that the hosts of a shared ledger have recorded, for the host with the lease.
+
+    Its methods raise `LedgerError` if the database cannot be read.
+    """
 
     def __init__(self, fetches: RecordedFetches, lease: Lease) -> None:
         self._fetches, self._lease = fetches, lease
@@ -321,14 +294,14 @@ _MOST_TOLD: Final = 5
 
 
 class KeptUnknown:
-    """Takes in what endpoints and mirrors have noted, and drops what a document describes by now."""
+    """The table of unknown machines, from the notes of endpoints and mirrors, without machines that have a document."""
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
         self._state, self._spool, self._output, self._clock = state, spool, output, clock
         self._applied: str | None = None  # the commit by which machines were looked for last
 
     def take_in(self, applied: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
-        """The table and what is to be told of it; None: it is as it was. A disk that refuses it loses nothing."""
+        """Return the new table and its events. None: it is unchanged. If it cannot be written, the notes stay."""
         left = list(unknown_left(self._spool)) if self._spool is not None else []
         if not left and (applied == self._applied or not (self._state / UNKNOWN).exists()):
             return None
@@ -361,7 +334,7 @@ def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
 
 
 def read_unknown(state: Path) -> UnknownMachines:
-    """What an instance keeps; nothing where it has seen none. Raises `UsageError` where that cannot be read."""
+    """Return the table of an instance, empty if there is none. Raises `UsageError`."""
     try:
         return parse_unknown((state / UNKNOWN).read_bytes())
     except FileNotFoundError:
@@ -371,7 +344,7 @@ def read_unknown(state: Path) -> UnknownMachines:
 
 
 def forget_unknown(state: Path) -> None:
-    """Begin the list anew; raises `UsageError` where it cannot be written."""
+    """Empty the table. Raises `UsageError`."""
     try:
         with files.locked(state / _LOCK, f"{state} is in use"):
             files.write_whole(state / UNKNOWN, render_unknown(UnknownMachines()))

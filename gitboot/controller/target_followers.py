@@ -11,13 +11,14 @@ from typing import Final, Protocol
 
 from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
-from gitboot.controller.publish_stage import Target
+from gitboot.controller.publication import Target
 from gitboot.errors import PublishError, UsageError
 from gitboot.git.branch_writer import OwnedBranch, authorship_of
 from gitboot.git.clone import Source
 from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as folder_target
@@ -32,7 +33,7 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget, digest_of
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles
@@ -169,24 +170,25 @@ def _target(
 ) -> FollowedBy:
     if isinstance(where, BranchAddress):
         return _branch(where, settings, store, source, clock)
-    claim = Claim(
+    target = partial(
+        StoreTarget,
         where.name,
         ledger=instance_tables.read(store).identity,
         heir_of=lambda: instance_tables.read(store).heir_of,
         writer=secrets.token_hex(8),
     )
     if isinstance(where, FolderAddress):
-        target = where.folder.resolve()
-        for name, folder in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
-            if target.is_relative_to(folder) or folder.is_relative_to(target):
-                raise UsageError(f"--target {where.name}: {folder} is {name}: name a folder outside of it")
-        return StoreTarget(where.name, claim, folder_opener(where.folder))
+        folder = where.folder.resolve()
+        for name, other in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
+            if folder.is_relative_to(other) or other.is_relative_to(folder):
+                raise UsageError(f"--target {where.name}: {other} is {name}: name a folder outside of it")
+        return target(folder_opener(where.folder))
     if isinstance(where, RsyncAddress):
         folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
-        return StoreTarget(where.name, claim, folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
+        return target(folder_target.rsync_opener(where, folder, _keys), most=folder_target.MOST)
     from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
 
-    return StoreTarget(where.name, claim, bucket_opener(where, _keys))
+    return target(bucket_opener(where, _keys))
 
 
 def _branch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
@@ -102,24 +103,21 @@ class Tokens:
     def check(self) -> None:
         """Raise `UsageError` where they cannot be read, or one is too short to be guessed by nobody."""
         try:
-            tokens = _tokens(self._file.read_bytes())
+            tokens = self._read()
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         if not tokens or min(map(len, tokens)) < _SHORTEST_TOKEN:
             raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
 
     def has(self, token: bytes) -> bool:
-        try:
-            tokens = _tokens(self._file.read_bytes())
-        except OSError:
-            return False
-        found = [hmac.compare_digest(token, each) for each in tokens if len(each) >= _SHORTEST_TOKEN]
-        return any(found)
+        with suppress(OSError):
+            found = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _SHORTEST_TOKEN]
+            return any(found)
+        return False
 
-
-def _tokens(content: bytes) -> tuple[bytes, ...]:
-    lines = (line.strip() for line in content.splitlines())
-    return tuple(line for line in lines if line and not line.startswith(b"#"))
+    def _read(self) -> list[bytes]:
+        lines = map(bytes.strip, self._file.read_bytes().splitlines())
+        return [line for line in lines if line and not line.startswith(b"#")]
 
 
 class OperatorsDoor:
@@ -152,53 +150,33 @@ class OperatorsDoor:
         if self.is_elsewhere(scope.get("server")):
             return Stranger.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        if (token := bearer(headers)) is not None:
-            return None if self._tokens is not None and self._tokens.has(token) else Stranger.TOKEN
-        if self._is_hidden(scope, headers):
+        if (shown := next((value for name, value in headers if name == b"authorization"), None)) is not None:
+            scheme, _, token = shown.partition(b" ")
+            is_known = scheme.lower() == b"bearer" and self._tokens is not None and self._tokens.has(token.strip())
+            return None if is_known else Stranger.TOKEN
+        names = {name for name, _ in headers}
+        if self._is_proxy(scope["client"][0] if scope["client"] else None):
+            is_hidden = b"x-forwarded-for" not in names
+        else:  # a proxy that is not configured for this sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version)
+            is_hidden = not names.isdisjoint(_BY_A_PROXY) or scope.get("http_version") == "1.0"
+        if is_hidden:
             return Stranger.PROXY
         if not self._is_operator(client):
             return Stranger.NETWORK
-        hosts = [value for name, value in headers if name == b"host"]
-        if len(hosts) != 1 or not self._is_ours(_name_in(hosts[0].decode("latin-1"))):
-            return Stranger.HOST
-        return None
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else Stranger.HOST
 
-    def _is_hidden(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Return whether it came through a proxy that is not trusted, or that does not state for whom it asks.
+    def _is_own_name(self, host: str) -> bool:
+        """Return whether a Host header has a name of this endpoint, or an address.
 
-        A proxy that nobody has configured for that sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version).
+        No name server of a stranger can lead an address elsewhere.
         """
-        names = {name for name, _ in headers}
-        if self._is_proxy(scope["client"][0] if scope["client"] else None):
-            return b"x-forwarded-for" not in names
-        return not names.isdisjoint(_BY_A_PROXY) or scope.get("http_version") == "1.0"
-
-    def _is_ours(self, name: str) -> bool:
-        return name == "localhost" or name in self._names or _is_address(name)
-
-
-def bearer(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, token = value.partition(b" ")
-            return token.strip() if scheme.lower() == b"bearer" else b""
-    return None
-
-
-def _name_in(host: str) -> str:
-    """The name in a Host header, without its port."""
-    name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
-    return name.lower().removesuffix(".")
-
-
-@lru_cache(maxsize=256)
-def _is_address(name: str) -> bool:
-    """Whether it is an address, which no name server of a stranger can lead elsewhere."""
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
+        name = host.partition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+        name = name.lower().removesuffix(".")
+        with suppress(ValueError):
+            ip_address(name)
+            return True
+        return name == "localhost" or name in self._names
 
 
 class CredentialFiles:

@@ -27,20 +27,16 @@ class Keys:
     def open(self, sealed: bytes) -> bytes:
         """What was encrypted to one of the keys; raises `Unopened`."""
         try:
-            keys = self._now()
-        except OSError as error:
-            raise Unopened(f"the file of keys cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise Unopened(f"the file of keys cannot be read: {error}") from None
-        try:
-            return pyrage.decrypt(sealed, keys)
+            return pyrage.decrypt(sealed, self._read())
+        except (OSError, ValueError) as error:
+            raise Unopened(f"the file of keys cannot be read: {getattr(error, 'strerror', error)}") from None
         except pyrage.DecryptError:  # whatever it says more is of no use: no key fits, or the file is damaged
             raise Unopened("none of the keys opens it") from None
 
     def check(self) -> None:
         """Raise `UsageError` where there is no key to read."""
         try:
-            self._now()
+            self._read()
         except OSError as error:
             raise UsageError(f"{self._file} cannot be read: {error.strerror}") from None
         except ValueError as error:
@@ -48,24 +44,21 @@ class Keys:
 
     def recipients(self) -> tuple[str, ...]:
         """What files are encrypted to, so that these keys open them."""
-        return tuple(str(key.to_public()) for key in self._now())
+        return tuple(str(key.to_public()) for key in self._read())
 
-    def _now(self) -> tuple[x25519.Identity, ...]:
-        return _parse(self._file.read_bytes())
-
-
-def _parse(data: bytes) -> tuple[x25519.Identity, ...]:
-    keys: list[x25519.Identity] = []
-    lines = data.decode("ascii", errors="replace").splitlines()
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if line and not line.startswith(_COMMENT):
-            try:
-                keys.append(x25519.Identity.from_str(line))
-            except pyrage.IdentityError:
-                raise ValueError(f"line {number} is no key of age: AGE-SECRET-KEY-1…") from None
-    if not keys:
-        raise ValueError("it has no key")
-    return tuple(keys)
+    def _read(self) -> tuple[x25519.Identity, ...]:
+        """Return the keys. Raises OSError, and ValueError if there are none or a line is no key."""
+        keys: list[x25519.Identity] = []
+        lines = self._file.read_bytes().decode("ascii", errors="replace").splitlines()
+        for number, line in enumerate(map(str.strip, lines), 1):
+            if line and not line.startswith(_COMMENT):
+                try:
+                    keys.append(x25519.Identity.from_str(line))
+                except pyrage.IdentityError:
+                    raise ValueError(f"line {number} is no key of age: AGE-SECRET-KEY-1…") from None
+        if not keys:
+            raise ValueError("it has no key")
+        return tuple(keys)
 
 
 def make_key(file: Path) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,8 +27,12 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
 from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import PublishedServer, parse, server_of, state_path, turn_of
-from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
-from gitboot.render.paths import is_immutable
+from gitboot.render.page import (
+    MADE_OF,
+    SCRIPT,
+    static,
+)
+from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
 ROOT: Final = "/api/v1"
@@ -183,16 +187,13 @@ class Pages:
 
     def page(self, wanted: Selection) -> bytes:
         """A page as it is answered."""
-        found = list(islice(self._chosen(wanted), wanted.limit + 1))
+        names = (name for name in self._all_names() if name > wanted.after)
+        chosen = ((name, item) for name in names if (item := self._item(name)) is not None and wanted.chooses(item))
+        found = list(islice(chosen, wanted.limit + 1))
         more = found[: wanted.limit]
         last = canonical(more[-1][0] if len(found) > wanted.limit else None)
         items = b",".join(item.content for _, item in more)
         return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
-
-    def _chosen(self, wanted: Selection) -> Iterator[tuple[str, _Item]]:
-        for name in self._all_names():
-            if name > wanted.after and (item := self._item(name)) is not None and wanted.chooses(item):
-                yield name, item
 
     def _all_names(self) -> list[str]:
         """The names of all servers, sorted; read anew when a state has come, gone or changed."""
@@ -255,7 +256,7 @@ def page_routes(tree: PublishedTree) -> list[Route]:
 
     def data(request: Request) -> Response:
         name = request.path_params["name"]
-        found = tree.read(f"{DATA}{name}.js") if _DATA.fullmatch(name) else None
+        found = tree.read(f"{PAGE_DATA}{name}.js") if _DATA.fullmatch(name) else None
         if found is None:
             return NOT_FOUND
         etag = f'"{sha256(found.content).hexdigest()}"'
@@ -268,7 +269,7 @@ def page_routes(tree: PublishedTree) -> list[Route]:
         """Redirect to the page if it is published; else say how to publish it."""
         if not tree.is_ready:
             return NOT_YET
-        if tree.read(f"{DATA}fleet.js") is None:
+        if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_OFF, headers={"cache-control": "no-store"})
         told = f"The page for operators is at {PAGE}\n"
         return PlainTextResponse(told, 302, headers={"cache-control": "no-store", "location": PAGE.lstrip("/")})

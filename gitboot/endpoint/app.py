@@ -41,7 +41,7 @@ from gitboot.endpoint.boot_gate import (
     in_comment,
     is_sent_on,
 )
-from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics, NamedAnswers
+from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Metrics, NamedAnswers
 from gitboot.endpoint.connections import (
     FAULT,
     FOR_A_YEAR,
@@ -66,18 +66,24 @@ from gitboot.endpoint.connections import (
     file_reply,
     names,
     part_of,
-    refused,
 )
 from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
-from gitboot.fetchlog.log_entries import MOST_LOG_BYTES, Outcome, WhyNot, in_general, last_lines, parse_query
+from gitboot.fetchlog.log_entries import (
+    MOST_LOG_BYTES,
+    Outcome,
+    WhyNot,
+    in_general,
+    last_lines,
+    network_of,
+    parse_query,
+)
 from gitboot.fetchlog.unknown_machines import (
     MOST_BYTES,
     UnknownAsked,
     UnknownMachine,
     inventoried,
-    network_of,
     parse_sent,
     unknown_of,
 )
@@ -86,7 +92,7 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.resolve.server_plan import Halt
+from gitboot.resolve.boot_limits import Halt
 from gitboot.status.instance_status import STATUS_CURRENT
 
 if TYPE_CHECKING:
@@ -144,18 +150,20 @@ class Endpoint:
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._pushes = clients.pushes
         self._unknown = UnknownMachines(tree, clients.asked)
-        self._pages = Router(
-            [
-                *Api(tree, root, lambda: tree.clock.trusted(clock())).routes,
-                *page_routes(tree),
-                Route("/metrics", self._metrics_page),
-                Route("/healthz", _healthz),
-                Route("/readyz", self._readyz),
-                *_artifacts(root, assets),
-            ],
-            redirect_slashes=False,
-            default=NOT_FOUND,
-        )
+        content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)  # what is too large there to be held
+        routes = [
+            *Api(tree, root, lambda: tree.clock.trusted(clock())).routes,
+            *page_routes(tree),
+            Route("/metrics", self._metrics_page),
+            Route("/healthz", _healthz),
+            Route("/readyz", self._readyz),
+            Route(_IMMUTABLE + "{path:path}", content.page),
+        ]
+        if assets is not None:
+            files = ServedFiles(assets, cache_control=REVALIDATED)
+            routes.append(Route(_ASSETS + "{path:path}", files.page))
+            routes.append(Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")))
+        self._pages = Router(routes, redirect_slashes=False, default=NOT_FOUND)
 
     # At once, without Starlette
 
@@ -207,7 +215,10 @@ class Endpoint:
         if (answer := await self._find(scope, at)) is not None:
             if answer.entry is not None and (stopped := self._tree.words.now) and stopped.stoppage.everything:
                 words = str(stopped.stoppage) if self._is_operator(scope) else f"{Halt.ALL} are stopped"
-                return self._counted(answer.counts_as, _to_disk(answer.entry, words))
+                path, who, local_disk = answer.entry
+                script = sent_to_disk(path, who, in_comment(words), local_disk)
+                reply = file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
+                return self._counted(answer.counts_as, reply)
             if answer.guarded is not None:
                 return await self._given(answer, answer.guarded, scope, at)
             return self._replied(answer, scope["headers"])
@@ -294,14 +305,18 @@ class Endpoint:
             found = await self._giving.secret(guarded, asking, bytes(answer.reply.body))
             reply = _withheld(found) if isinstance(found, Refusal) else file_reply(found, answer.content_type, UNCACHED)
             return self._counted(answer.counts_as, reply)
-        refusal = await self._giving.refusal(guarded, asking)
-        if refusal is None:
+        content: bytes | None = None
+        if (refusal := await self._giving.refusal(guarded, asking)) is None:
             return self._counted(answer.counts_as, answer.reply)
         if answer.hop is not None and is_sent_on(refusal, guarded, asking):
-            return self._counted(answer.counts_as, file_reply(answer.hop, answer.content_type, UNCACHED))
-        if not self._is_operator(scope):
-            refusal = Refusal(refusal.reason, in_general(refusal.reason))
-        return self._counted(answer.counts_as, _instead(answer, guarded, refusal))
+            content = answer.hop
+        elif guarded.role in (Role.DATA, Role.REPORT):
+            return self._counted(answer.counts_as, _withheld(refusal))
+        elif (content := answer.instead) is not None and guarded.role is Role.ENTRY:
+            words = refusal.words if self._is_operator(scope) else in_general(refusal.reason)
+            content = explained(content, Refusal(refusal.reason, words), guarded.server)
+        reply = file_reply(content, answer.content_type, UNCACHED) if content is not None else NOT_FOUND
+        return self._counted(answer.counts_as, reply)
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
         self.metrics.count(answered, reply.status_code)
@@ -409,36 +424,16 @@ class ServedFiles:
         return response
 
 
-def size_below(root: Path, path: str) -> int | None:
-    """The size of the file at ``path`` that would be answered; None where there is none."""
-    with suppress(OSError):
-        found = file_below(root.resolve(), path)
-        return found.stat().st_size if found is not None else None
-    return None
-
-
-def _artifacts(root: Path, assets: Path | None) -> list[Route]:
-    """What is read from the disk each time: assets, and what is too large in o/ to be held."""
-    content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
-    routes = [Route(_IMMUTABLE + "{path:path}", content.page)]
-    if assets is not None:
-        files = ServedFiles(assets, cache_control=REVALIDATED)
-        routes += [
-            Route(_ASSETS + "{path:path}", files.page),
-            Route(_PXELINUX_CORE, partial(files.file, f"loaders/{PXELINUX_CORE}")),
-        ]
-    return routes
-
-
 def _lacking(root: Path, assets: Path | None, need: Need) -> str | None:
     """Why a file is not what a boot needs, where an endpoint would answer it by itself; None: nothing is wrong."""
     asset = need.path.removeprefix("assets/")
-    if asset == need.path:
-        size = size_below(root / "boot", need.path)
-    elif assets is not None:
-        size = size_below(assets, asset)
-    else:
+    folder = root / "boot" if asset == need.path else assets
+    if folder is None:
         return None
+    size = None
+    with suppress(OSError):
+        found = file_below(folder.resolve(), asset)
+        size = found.stat().st_size if found is not None else None
     if size is None:
         return f"{need.path} is not there"
     return None if need.size in (None, size) else f"{need.path} has {size} bytes, and the image says {need.size}"
@@ -450,22 +445,6 @@ def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
     return Asking(
         client=client, agent=agent.decode("latin-1"), query=query, at=at, only_looks=scope["method"] == "HEAD"
     )
-
-
-def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
-    """What is answered in place of what is not given."""
-    if guarded.role in (Role.DATA, Role.REPORT):
-        return _withheld(refusal)
-    if answer.instead is None:
-        return NOT_FOUND
-    content = explained(answer.instead, refusal, guarded.server) if guarded.role is Role.ENTRY else answer.instead
-    return file_reply(content, answer.content_type, UNCACHED)
-
-
-def _to_disk(entry: Entry, why: str) -> Reply:
-    """What is answered who would boot, where nobody is to boot from the network."""
-    found = sent_to_disk(entry.path, entry.who, in_comment(why), entry.local_disk)
-    return file_reply(found.encode(), ContentType.TEXT, UNCACHED) if found is not None else NOT_FOUND
 
 
 def _withheld(refusal: Refusal) -> Reply:
@@ -503,9 +482,8 @@ class UnknownMachines:
 
     def note_request(self, path: str, asking: Asking) -> None:
         """Take note of a request that was answered 404, or what unknown machines boot."""
-        if asking.only_looks or asking.client is None or not self._counts(asking, Role.ENTRY):
-            return
-        self._note(unknown_of(path, asking.query, asking.client, asking.at))
+        if not asking.only_looks and asking.client is not None and self._counts(asking, Role.ENTRY):
+            self._note(unknown_of(path, asking.query, asking.client, asking.at))
 
     async def note_inventory(self, read: ReadBody, asking: Asking) -> Reply:
         """Return the reply to the sender of an inventory: the same whether a document describes the machine or not."""
@@ -522,7 +500,7 @@ class UnknownMachines:
         try:
             self._note(inventoried(parse_sent(bytes(content)), path, asking.client, asking.at))
         except ValueError as error:
-            return refused(str(error))
+            return file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
         return HEARD
 
     def _counts(self, asking: Asking, role: Role) -> bool:

@@ -8,7 +8,7 @@ import threading
 from base64 import b64decode
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -40,7 +40,7 @@ from gitboot.fetchlog.log_entries import (
 )
 from gitboot.fetchlog.one_time_boots import Unrecordable
 from gitboot.jsonio import Digest
-from gitboot.model.scalars import Malformed, SystemUuid, is_placeholder_serial, is_placeholder_uuid, parse_uuid
+from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placeholder_uuid, parse_uuid
 from gitboot.render.endpoint_files import Need, Terms
 from gitboot.render.paths import HOP, Role, token_in
 
@@ -51,11 +51,8 @@ class Census:
     """Tells by the terms of a tree, as they are published at present, whose fetches count."""
 
     def __init__(self, tree: PublishedTree) -> None:
-        self._tree = tree
-        self._read(tree.terms)
-
-    def _read(self, terms: Terms) -> None:
-        self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
+        self._tree, self._terms = tree, Terms()
+        self._is_monitor = self._boots = membership(())
 
     def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
         """Return whether the machine's own system asks for user data by a UUID, which every client can do.
@@ -63,42 +60,30 @@ class Census:
         ``served_to`` is the client to which the boot was served; None: it was not served. ``why_not`` decides about
         addresses and checks. If the Fleet names clients, each of them counts.
         """
-        if self._terms.clients or is_system(agent):
+        if self._tree.terms.clients or is_system(agent):
             return True
         is_same = client is not None and client == served_to and not _is_own(client)
         return served_to is not None and (may_be_system(agent) or is_same)
 
     def why_not(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
-        """Return why a fetch does not count; None: it counts."""
+        """Return why a fetch does not count; None: it counts. Each client counts if the Fleet names clients."""
         if is_check(agent, query):
             return "it is a check by gitboot"
-        if (why := self._why_not(client)) is not None or role is not Role.ENTRY:
-            return why
-        if self._terms.clients or is_loader(agent):
-            return None
-        if (why := self._why_not_a_machine(client, agent)) is not None or has_identity(query):
-            return why
-        return f"{agent[:40] or 'who asks'} does not say that it is a boot loader, and sends no UUID and serial number"
-
-    def _why_not(self, client: str | None) -> str | None:
-        """Return why no fetch by this address counts."""
-        if self._terms != self._tree.terms:
-            self._read(self._tree.terms)
+        if self._terms != (terms := self._tree.terms):
+            self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
         if self._is_monitor(client):
             return f"{client} lies in provisioning.monitors"
         if self._terms.clients and not self._boots(client):
             return f"{client} does not lie in provisioning.clients"
-        return None
-
-    def _why_not_a_machine(self, client: str | None, agent: str) -> str | None:
-        """Return why a request is no machine's. Each client counts as a machine if the Fleet names clients."""
-        if self._terms.clients:
+        if role is not Role.ENTRY or self._terms.clients or is_loader(agent):
             return None
         if is_tool(agent):
             return f"{agent.split()[0][:40]} is no boot loader"
         if client is None or _is_own(client):
             return f"{client or 'who asks'} is this host itself, and no boot loader"
-        return None
+        if has_identity(query):
+            return None
+        return f"{agent[:40] or 'who asks'} does not say that it is a boot loader, and sends no UUID and serial number"
 
 
 _is_loopback: Final = membership(LOOPBACK)
@@ -203,6 +188,7 @@ def reporting_to(spool: Path | None, refusals: Refusals) -> Iterator[Callable[[d
 _HEADER_LINES: Final = b"#!"
 _ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
 _NOT_RECORDED: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+_NO_SPOOL: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
 
 
 def _unrecorded(recorder: Recorder) -> Refusal:
@@ -285,10 +271,7 @@ class Giving:
             await self.record(asked, asking)
         if asking.only_looks or asking.is_check or (refusal is not None and is_sent_on(refusal, asked, asking)):
             return refusal
-        if refusal is None:
-            self._refusals.settle(asked.server)
-        else:
-            self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
+        self._note(asked, asking, refusal)
         return refusal
 
     async def secret(self, asked: Guarded, asking: Asking, sealed: bytes) -> bytes | Refusal:
@@ -296,12 +279,8 @@ class Giving:
         found = self._at_once(asked, asking) or self._opened(asked, sealed)
         if isinstance(found, bytes) and (why := await self._not_on_record(asked, asking)) is not None:
             found = why
-        if asking.only_looks or asking.is_check:
-            return found
-        if isinstance(found, Refusal):
-            self._refusals.note(asked.server, found, asking.client or "unknown", asking.at)
-        else:
-            self._refusals.settle(asked.server)
+        if not asking.only_looks and not asking.is_check:
+            self._note(asked, asking, found if isinstance(found, Refusal) else None)
         return found
 
     def _opened(self, asked: Guarded, sealed: bytes) -> bytes | Refusal:
@@ -316,7 +295,7 @@ class Giving:
     async def _not_on_record(self, asked: Guarded, asking: Asking) -> Refusal | None:
         recorder, token = self._recorder, asked.digest
         if recorder is None or token is None:
-            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+            return _NO_SPOOL
         try:
             is_done = await recorder.reported(asked.server, token)
         except Unrecordable:
@@ -327,9 +306,13 @@ class Giving:
             return _OLDER_TREE
         if is_done:
             return Refusal(WhyNot.GIVEN, "its installer has reported since")
-        if asking.only_looks or await self.record(asked, asking):
-            return None
-        return _NOT_RECORDED
+        return None if asking.only_looks or await self.record(asked, asking) else _NOT_RECORDED
+
+    def _note(self, asked: Guarded, asking: Asking, refusal: Refusal | None) -> None:
+        if refusal is None:
+            self._refusals.settle(asked.server)
+        else:
+            self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
 
     def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
         """What speaks against it without asking the spool."""
@@ -353,7 +336,7 @@ class Giving:
     async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
         recorder, offer = self._recorder, asked.offer
         if recorder is None or asked.digest is None or offer is None:
-            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
+            return _NO_SPOOL
         try:
             given = await recorder.given(asked.server, offer, asked.report)
         except Unrecordable:
@@ -372,9 +355,8 @@ class Giving:
             return _OLDER_TREE
         if given is not None and not given.again(asking.at, self._tree.clock.up):
             return Refusal(WhyNot.GIVEN, str(given))
-        if asked.role is Role.OFFER or asking.only_looks or await self.record(asked, asking):
-            return None
-        return _NOT_RECORDED
+        is_fine = asked.role is Role.OFFER or asking.only_looks or await self.record(asked, asking)
+        return None if is_fine else _NOT_RECORDED
 
     def _is_another_giver(self, recorder: Recorder) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
@@ -445,20 +427,17 @@ def in_comment(words: str) -> str:
 
 def _another_machine(known: Mapping[str, tuple[str, ...]], said: Mapping[str, str]) -> str | None:
     """What who asks says of itself, where it is not the machine; what nobody has set tells nothing."""
-    told = {"uuid": _uuid(said.get("uuid", "")), "serial": _serial(said.get("serial", ""))}
+    told: dict[str, str] = {}
+    with suppress(Malformed):
+        if said.get("uuid") and not is_placeholder_uuid(uuid := parse_uuid(said["uuid"])):
+            told["uuid"] = uuid
+    if (serial := _serial(said.get("serial", ""))) is not None:
+        told["serial"] = serial
     names = {"uuid": known.get("uuid", ()), "serial": tuple(map(_serial, known.get("serial", ())))}
-    compared = {what: value for what, value in told.items() if value is not None and any(names[what])}
+    compared = {what: value for what, value in told.items() if any(names[what])}
     if not compared or any(value in names[what] for what, value in compared.items()):
         return None
     return ", ".join(f"its {what} is {value}, not {names[what][0]}" for what, value in sorted(compared.items()))
-
-
-def _uuid(text: str) -> str | None:
-    try:
-        found: SystemUuid = parse_uuid(text)
-    except Malformed:
-        return None
-    return None if is_placeholder_uuid(found) else found
 
 
 def _serial(text: str) -> str | None:

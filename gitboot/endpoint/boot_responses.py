@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -26,7 +26,6 @@ from gitboot.render.emulated_apis import (
     FOR_UNKNOWN,
     METADATA,
     Alias,
-    QueriedBy,
     alias_of,
     meant,
     named,
@@ -192,6 +191,7 @@ class Answers:
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
         reply = file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
+        is_entry, local_disk = version.role in (Role.ENTRY, Role.OFFER), located.state.plan["decision"].get("localDisk")
         return Answer(
             counts_as=Answered.ENTRY if guarded is not None else Answered.FILE,
             reply=HEARD if version.role is Role.REPORT else in_parts(reply) if delivery.in_parts else reply,
@@ -202,7 +202,7 @@ class Answers:
             instead=self._content(located, fallback) if fallback is not None else None,
             hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
-            entry=_entry(located, asked.path) if version.role in (Role.ENTRY, Role.OFFER) else None,
+            entry=Entry(asked.path, located.state.server, local_disk) if is_entry else None,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -342,10 +342,6 @@ def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: S
     )
 
 
-def _entry(located: Located, path: str) -> Entry:
-    return Entry(path, located.state.server, located.state.plan["decision"].get("localDisk"))
-
-
 def _past(until: datetime | None, *shown: datetime | None) -> datetime | None:
     """The latest of the instants that a clock has shown, if it is past ``until``."""
     latest = max(filter(None, shown), default=None)
@@ -390,7 +386,8 @@ class NamedAnswers:
         """As `Answers.find`; an alias is answered by what it means, and as that."""
         below, outputs = path.removeprefix("/"), self.outputs()
         said = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
-        if (alias := alias_of(below, outputs)) is not None and not said.keys().isdisjoint(alias.keys):
+        alias = alias_of(below, outputs) if outputs else None
+        if alias is not None and not said.keys().isdisjoint(alias.keys):
             return self._by_query(alias, said, query, client, at)
         own = FOR_UNKNOWN.get(below)
         if own is not None and (answer := self._by_query(own, said, query, client, at)) is not None:
@@ -415,21 +412,17 @@ class NamedAnswers:
         self, alias: Alias, said: Mapping[str, str], query: bytes, client: Callable[[], str | None], at: datetime
     ) -> Answer | None:
         for by in named(alias, said):
-            for located in self._located(by, client):
-                if alias is METADATA:
-                    return _made(located, _variables(located.state, said, query))
-                for path in meant(alias, by, located.state.summary["uuid"], located.state.summary["macs"]):
-                    if (answer := self._answers.find(f"/{path}", client, at)) is not None:
-                        return answer
+            located = self._tree.find(identity_of(by.kind, by.value))
+            if located is None and by.kind is Kind.TOKEN:  # an installer whose plan has been replaced
+                located = self._by_address(client)
+            if located is None:
+                continue
+            if alias is METADATA:
+                return _made(located, _variables(located.state, said, query))
+            for path in meant(alias, by, located.state.summary["uuid"], located.state.summary["macs"]):
+                if (answer := self._answers.find(f"/{path}", client, at)) is not None:
+                    return answer
         return None
-
-    def _located(self, by: QueriedBy, client: Callable[[], str | None]) -> Iterator[Located]:
-        """Who is named so. An installer whose plan has been replaced is known by its address alone."""
-        located = self._tree.find(identity_of(by.kind, by.value))
-        if located is None and by.kind is Kind.TOKEN:
-            located = self._by_address(client)
-        if located is not None:
-            yield located
 
     def _by_address(self, client: Callable[[], str | None]) -> Located | None:
         address = client()
@@ -460,11 +453,8 @@ def _made(located: Located, text: str) -> Answer:
 
 def _variables(state: PublishedServer, said: Mapping[str, str], query: bytes) -> str:
     """Labels and what was asked, as matchbox has them: a line for each, which a shell can read (docs/api-http.md)."""
-    labels = {_variable(name): value for name, value in sorted(state.summary["labels"].items())}
-    asked = {f"REQUEST_QUERY_{_variable(key)}": value for key, value in sorted(said.items())}
-    variables = {**labels, **asked, "REQUEST_RAW_QUERY": query.decode("latin-1")}
+    asked = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(said.items()))
+    found = (*sorted(state.summary["labels"].items()), *asked)
+    variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}
+    variables["REQUEST_RAW_QUERY"] = query.decode("latin-1")
     return "".join(f"{name}={value}\n" for name, value in variables.items() if value.isprintable())
-
-
-def _variable(name: str) -> str:
-    return re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII)

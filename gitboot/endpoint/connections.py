@@ -18,9 +18,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gitboot.endpoint.access_control import FORWARDED, OperatorsDoor
-from gitboot.fetchlog.unknown_machines import network_of
+from gitboot.fetchlog.log_entries import network_of
 from gitboot.render import paths
-from gitboot.render.paths import ContentType
 
 GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
 RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
@@ -334,27 +333,22 @@ class Bodies:
         self, receive: Receive, address: str | None, most_bytes: int, take: Callable[[bytes], object]
     ) -> Reply | None:
         """Read the body of a request that comes from an address, as `ReadBody` says."""
-        deadline = asyncio.timeout(BODY_S)
+        deadline, size_bytes, more = asyncio.timeout(BODY_S), 0, True
         try:
             async with deadline:
                 self._coming.enter(deadline, address)
-                return await _read(receive, most_bytes, take)
+                while more:
+                    message = await receive()
+                    body, more = message.get("body", b""), message.get("more_body", False)
+                    size_bytes += len(body)
+                    if message["type"] == "http.disconnect" or size_bytes > most_bytes:
+                        return TOO_LARGE
+                    take(body)
+                return None
         except TimeoutError:
             return TIMED_OUT if deadline.when() else TOO_MANY
         finally:
             self._coming.leave(deadline)
-
-
-async def _read(receive: Receive, most_bytes: int, take: Callable[[bytes], object]) -> Reply | None:
-    size, more = 0, True
-    while more:
-        message = await receive()
-        body, more = message.get("body", b""), message.get("more_body", False)
-        size += len(body)
-        if message["type"] == "http.disconnect" or size > most_bytes:
-            return TOO_LARGE
-        take(body)
-    return None
 
 
 def _end(deadline: asyncio.Timeout) -> bool:
@@ -378,11 +372,6 @@ def file_reply(
     if etag is not None:
         headers.append((b"etag", etag))
     return Reply(status, [*headers, (b"cache-control", cache_control)], content)
-
-
-def refused(why: str) -> Reply:
-    """The reply to who has sent what cannot be meant."""
-    return file_reply(f"{why}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
 
 
 def in_parts(reply: Reply) -> Reply:

@@ -23,7 +23,7 @@ from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, shown_unknown
 from gitboot.endpoint.tls import Certificate
 from gitboot.fetchlog.log_entries import WhyNot
-from gitboot.status.conditions import BMC, REMEDIES
+from gitboot.status.conditions import BMC, CONDITIONS
 
 
 class MetricKind(StrEnum):
@@ -53,153 +53,137 @@ class Family:
 
 _SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
 _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.INFO
-# Of the endpoint that is asked
-
-BUILD: Final = Family("gitboot_build", _INFO, "The version of gitboot that answers.", ("version",))
-READY: Final = Family("gitboot_ready", _GAUGE, "Whether every boot is given that there is to give.")
-RECORDING: Final = Family(
-    "gitboot_recording", _GAUGE, "Whether fetches can be recorded in the spool; absent without one."
-)
-CLOCK_OFF: Final = Family(
-    "gitboot_clock_off_seconds", _GAUGE, "How far the clock is ahead of the instance's; 0 while that is in bounds."
-)
-REQUESTS: Final = Family(
-    "gitboot_http_requests",
-    _COUNTER,
-    "Requests answered.",
-    ("kind", "status"),
-    "kind: entry (what boots a machine, or reports), file, page, artifact, inventory (what unknown machines send), "
-    "nothing; status: of HTTP",
-)
-BOOTS_REFUSED: Final = Family(
-    "gitboot_boots_refused",
-    _COUNTER,
-    "Boots that write a disk, and secrets, that were not given.",
-    ("reason",),
-    "as in events and in the condition BootsGiven",
-)
-OPERATORS_REFUSED: Final = Family(
-    "gitboot_operators_refused",
-    _COUNTER,
-    "Requests for operators' pages by whoever is not taken for an operator.",
-    ("reason",),
-)
-IDLE_CLOSED: Final = Family(
-    "gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."
-)
-UNKNOWN_REQUESTS: Final = Family(
-    "gitboot_unknown_requests", _COUNTER, "Requests for a boot by machines that no document describes."
-)
-CERTIFICATE_READ: Final = Family(
-    "gitboot_operators_certificate_read",
-    _GAUGE,
-    "Whether operators are shown the certificate that stands in its files now; absent without TLS.",
-)
-CERTIFICATE_ENDS: Final = Family(
-    "gitboot_operators_certificate_expiration_timestamp_seconds",
-    _GAUGE,
-    "When the certificate that operators are shown ends; absent without TLS.",
-)
-# Of the instance, as the tree has its status
-
-STATUS_AT: Final = Family(
-    "gitboot_status_timestamp_seconds",
-    _GAUGE,
-    "When the instance said last how it fares, which it does at each reconcile.",
-)
-COMMIT: Final = Family(
-    "gitboot_commit", _INFO, "Commits.", ("state", "commit"), "state: attempted (last), accepted, applied"
-)
-ACCEPTED_COMMIT_AT: Final = Family(
-    "gitboot_accepted_commit_timestamp_seconds",
-    _GAUGE,
-    "The committer time of the accepted commit; absent until a commit is accepted.",
-)
-PROBLEMS: Final = Family(
-    "gitboot_commit_problems",
-    _GAUGE,
-    "Problems of the commit attempted last, warnings too.",
-    ("severity", "code"),
-    "code: of problems.md",
-)
-SERVERS: Final = Family("gitboot_servers", _GAUGE, "Servers by what they boot now.", ("phase",))
-RECORDS: Final = Family("gitboot_records", _GAUGE, "Servers by what is known of their provisioning.", ("known",))
-INSTALLS: Final = Family(
-    "gitboot_installs",
-    _GAUGE,
-    "Servers that are offered a boot that may write their disks, or will be as far as is planned.",
-    ("when",),
-    "when: Now, Later",
-)
-RUNS: Final = Family(
-    "gitboot_maintenance_runs", _GAUGE, "Servers in an open window by what was seen of their one boot.", ("step",)
-)
-INSTALLING: Final = Family(
-    "gitboot_servers_installing",
-    _GAUGE,
-    "Servers from the first fetch of an install boot until there is evidence of completion.",
-    ("state", "step"),
-    "state: Installing, or Served if nothing reports completion; step: the last one",
-)
-INSTALLING_STEP_AT: Final = Family(
-    "gitboot_installing_last_step_timestamp_seconds",
-    _GAUGE,
-    "The time of the oldest last step of all servers at an installation; absent if there are none.",
-)
-DRIFT: Final = Family("gitboot_drift", _GAUGE, "Provisioned servers that are not as planned.", ("type",))
-BMCS: Final = Family(
-    "gitboot_bmcs", _GAUGE, "BMCs of which something is wanted, by what came of it last.", ("outcome",)
-)
-BELOW: Final = Family(
-    "gitboot_servers_below_minimum_version",
-    _GAUGE,
-    "Servers whose policy boots a version below their stream's minimum, of each stream that has one.",
-    ("stream",),
-)
-CONDITION: Final = Family(
-    "gitboot_condition",
-    _GAUGE,
-    "Whether a condition has this status: 1 for the one that it has, 0 for the other.",
-    ("type", "status"),
-    "status: true, false",
-)
-CONDITION_REASON: Final = Family(
-    "gitboot_condition_reason", _GAUGE, "1 for the reason that a condition has.", ("type", "reason")
-)
-BMC_CONDITIONS: Final = Family(
-    "gitboot_bmc_conditions",
-    _GAUGE,
-    "BMCs whose condition does not hold, by its reason.",
-    ("reason",),
-    "as of the condition Bmc/SERVER",
-)
-PLANNED_AT: Final = Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the answers were last planned.")
-NEXT_TRANSITION: Final = Family(
-    "gitboot_next_transition_timestamp_seconds", _GAUGE, "When they next change by the clock; absent if they never do."
-)
-UNKNOWN_MACHINES: Final = Family(
-    "gitboot_unknown_machines",
-    _GAUGE,
-    "Machines that asked for a boot within 30 days, and that no document describes; at most 1,000.",
-)
-RECONCILE: Final = Family(
-    "gitboot_reconcile_duration_seconds", _HISTOGRAM, "How long reconciles take, since the instance's start."
-)
-STAGE: Final = Family(
-    "gitboot_stage_duration_seconds",
-    _HISTOGRAM,
-    "How long each part of the work takes, since the instance's start.",
-    ("stage",),
-    "of a reconcile: take_in, accept, learn, write, plan, publish, ask, report; beside them: fetch, evaluate (one "
-    "commit), bmc (one job)",
+FAMILIES: Final = (
+    # Of the endpoint that is asked
+    Family("gitboot_build", _INFO, "The version of gitboot that answers.", ("version",)),
+    Family("gitboot_ready", _GAUGE, "Whether every boot is given that there is to give."),
+    Family("gitboot_recording", _GAUGE, "Whether fetches can be recorded in the spool; absent without one."),
+    Family(
+        "gitboot_clock_off_seconds", _GAUGE, "How far the clock is ahead of the instance's; 0 while that is in bounds."
+    ),
+    Family(
+        "gitboot_http_requests",
+        _COUNTER,
+        "Requests answered.",
+        ("kind", "status"),
+        "kind: entry (what boots a machine, or reports), file, page, artifact, inventory (what unknown machines send), "
+        "nothing; status: of HTTP",
+    ),
+    Family(
+        "gitboot_boots_refused",
+        _COUNTER,
+        "Boots that write a disk, and secrets, that were not given.",
+        ("reason",),
+        "as in events and in the condition BootsGiven",
+    ),
+    Family(
+        "gitboot_operators_refused",
+        _COUNTER,
+        "Requests for operators' pages by whoever is not taken for an operator.",
+        ("reason",),
+    ),
+    Family("gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."),
+    Family("gitboot_unknown_requests", _COUNTER, "Requests for a boot by machines that no document describes."),
+    Family(
+        "gitboot_operators_certificate_read",
+        _GAUGE,
+        "Whether operators are shown the certificate that stands in its files now; absent without TLS.",
+    ),
+    Family(
+        "gitboot_operators_certificate_expiration_timestamp_seconds",
+        _GAUGE,
+        "When the certificate that operators are shown ends; absent without TLS.",
+    ),
+    # Of the instance, as the tree has its status
+    Family(
+        "gitboot_status_timestamp_seconds",
+        _GAUGE,
+        "When the instance said last how it fares, which it does at each reconcile.",
+    ),
+    Family("gitboot_commit", _INFO, "Commits.", ("state", "commit"), "state: attempted (last), accepted, applied"),
+    Family(
+        "gitboot_accepted_commit_timestamp_seconds",
+        _GAUGE,
+        "The committer time of the accepted commit; absent until a commit is accepted.",
+    ),
+    Family(
+        "gitboot_commit_problems",
+        _GAUGE,
+        "Problems of the commit attempted last, warnings too.",
+        ("severity", "code"),
+        "code: of problems.md",
+    ),
+    Family("gitboot_servers", _GAUGE, "Servers by what they boot now.", ("phase",)),
+    Family("gitboot_records", _GAUGE, "Servers by what is known of their provisioning.", ("known",)),
+    Family(
+        "gitboot_installs",
+        _GAUGE,
+        "Servers that are offered a boot that may write their disks, or will be as far as is planned.",
+        ("when",),
+        "when: Now, Later",
+    ),
+    Family(
+        "gitboot_maintenance_runs", _GAUGE, "Servers in an open window by what was seen of their one boot.", ("step",)
+    ),
+    Family(
+        "gitboot_servers_installing",
+        _GAUGE,
+        "Servers from the first fetch of an install boot until there is evidence of completion.",
+        ("state", "step"),
+        "state: Installing, or Served if nothing reports completion; step: the last one",
+    ),
+    Family(
+        "gitboot_installing_last_step_timestamp_seconds",
+        _GAUGE,
+        "The time of the oldest last step of all servers at an installation; absent if there are none.",
+    ),
+    Family("gitboot_drift", _GAUGE, "Provisioned servers that are not as planned.", ("type",)),
+    Family("gitboot_bmcs", _GAUGE, "BMCs of which something is wanted, by what came of it last.", ("outcome",)),
+    Family(
+        "gitboot_servers_below_minimum_version",
+        _GAUGE,
+        "Servers whose policy boots a version below their stream's minimum, of each stream that has one.",
+        ("stream",),
+    ),
+    Family(
+        "gitboot_condition",
+        _GAUGE,
+        "Whether a condition has this status: 1 for the one that it has, 0 for the other.",
+        ("type", "status"),
+        "status: true, false",
+    ),
+    Family("gitboot_condition_reason", _GAUGE, "1 for the reason that a condition has.", ("type", "reason")),
+    Family(
+        "gitboot_bmc_conditions",
+        _GAUGE,
+        "BMCs whose condition does not hold, by its reason.",
+        ("reason",),
+        "as of the condition Bmc/SERVER",
+    ),
+    Family("gitboot_planned_timestamp_seconds", _GAUGE, "When the answers were last planned."),
+    Family(
+        "gitboot_next_transition_timestamp_seconds",
+        _GAUGE,
+        "When they next change by the clock; absent if they never do.",
+    ),
+    Family(
+        "gitboot_unknown_machines",
+        _GAUGE,
+        "Machines that asked for a boot within 30 days, and that no document describes; at most 1,000.",
+    ),
+    Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "How long reconciles take, since the instance's start."),
+    Family(
+        "gitboot_stage_duration_seconds",
+        _HISTOGRAM,
+        "How long each part of the work takes, since the instance's start.",
+        ("stage",),
+        "of a reconcile: take_in, accept, learn, write, plan, publish, ask, report; beside them: fetch, evaluate (one "
+        "commit), bmc (one job)",
+    ),
 )
 
 
-def families() -> Iterator[Family]:
-    """All of them, in the order in which they are explained and shown."""
-    yield from (each for each in globals().values() if isinstance(each, Family))
-
-
+_BY_NAME: Final = {each.name: each for each in FAMILIES}
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
 _OPENMETRICS: Final = "application/openmetrics-text"
 
@@ -229,105 +213,97 @@ class Exposition(Collector):
         return encode(self), content_type
 
     def collect(self) -> Iterator[Metric]:
-        yield _one(BUILD, 1, __version__)
-        yield _one(READY, self._why_not_ready is None)
+        yield _one("gitboot_build", 1, __version__)
+        yield _one("gitboot_ready", self._why_not_ready is None)
         if self._records is not None:
-            yield _one(RECORDING, self._records.failure is None)
+            yield _one("gitboot_recording", self._records.failure is None)
         off = self._tree.clock.off
-        yield _one(CLOCK_OFF, off.total_seconds() if off is not None else 0)
+        yield _one("gitboot_clock_off_seconds", off.total_seconds() if off is not None else 0)
         faults = {(kind, "500"): 0 for kind in Answered}  # so that the first is an increase
         requests = {(kind, str(code)): count for (kind, code), count in self._metrics.requests.items()}
-        yield _metric(REQUESTS, faults | requests)
-        yield _metric(BOOTS_REFUSED, {(each,): self._refused.get(each, 0) for each in WhyNot})
-        yield _metric(OPERATORS_REFUSED, {(each,): self._metrics.strangers[each] for each in Stranger})
-        yield _one(IDLE_CLOSED, self._limits.closed)
-        yield _one(UNKNOWN_REQUESTS, self._unknown_requests)
+        yield _metric("gitboot_http_requests", faults | requests)
+        yield _metric("gitboot_boots_refused", {(each,): self._refused.get(each, 0) for each in WhyNot})
+        yield _metric("gitboot_operators_refused", {(each,): self._metrics.strangers[each] for each in Stranger})
+        yield _one("gitboot_idle_connections_closed", self._limits.closed)
+        yield _one("gitboot_unknown_requests", self._unknown_requests)
         seen = shown_unknown(self._tree)
-        yield _one(UNKNOWN_MACHINES, len(seen.machines) if seen is not None else 0)
+        yield _one("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
         if self._certificate is not None:
-            yield _one(CERTIFICATE_READ, self._certificate.failure is None)
+            yield _one("gitboot_operators_certificate_read", self._certificate.failure is None)
             if (ends := self._certificate.ends) is not None:
-                yield _one(CERTIFICATE_ENDS, ends.timestamp())
+                yield _one("gitboot_operators_certificate_expiration_timestamp_seconds", ends.timestamp())
         yield from of_status(self._tree.status())
 
 
 def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     """How an instance fares by its status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
-    yield _metric(COMMIT, {(state, name): 1 for state, name in commits.items() if name is not None})
+    yield _metric("gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None})
     if (committed := status["accepted"].get("committedAt")) is not None:
-        yield _one(ACCEPTED_COMMIT_AT, datetime.fromisoformat(committed).timestamp())
+        yield _one("gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp())
     problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
-    yield _metric(PROBLEMS, problems)
-    for family, key in _COUNTED.items():
-        yield _metric(family, {(each,): count for each, count in status.get(key, {}).items()})
-    yield from _of_installations(status)
-    yield from _of_stages(status.get("stages", {}))
-    yield from _of_conditions(status["conditions"])
-    for family, key in _INSTANTS.items():
+    yield _metric("gitboot_commit_problems", problems)
+    for name, key in _COUNTED.items():
+        yield _metric(name, {(each,): count for each, count in status.get(key, {}).items()})
+    yield _metric(
+        "gitboot_servers_installing",
+        {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()},
+    )
+    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
+        yield _one("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
+    stages = dict(status.get("stages", {}))
+    whole = stages.pop("reconcile", None)
+    yield _histogram("gitboot_reconcile_duration_seconds", {(): whole} if whole is not None else {})
+    yield _histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
+    own = [each for each in status["conditions"] if "/" not in each["type"]]
+    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
+    yield _metric("gitboot_condition", holds)
+    yield _metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in own})
+    of_bmcs = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
+    none = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
+    yield _metric("gitboot_bmc_conditions", {**none, **Counter((each["reason"],) for each in of_bmcs)})
+    for name, key in _INSTANTS.items():
         if (at := status.get(key)) is not None:
-            yield _one(family, datetime.fromisoformat(at).timestamp())
+            yield _one(name, datetime.fromisoformat(at).timestamp())
 
 
 # By the word for it in the status; an older instance has not all of them.
 _COUNTED: Final = {
-    SERVERS: "phases",
-    RECORDS: "records",
-    INSTALLS: "installs",
-    RUNS: "runs",
-    DRIFT: "drift",
-    BMCS: "bmcs",
-    BELOW: "belowMinimumVersion",
+    "gitboot_servers": "phases",
+    "gitboot_records": "records",
+    "gitboot_installs": "installs",
+    "gitboot_maintenance_runs": "runs",
+    "gitboot_drift": "drift",
+    "gitboot_bmcs": "bmcs",
+    "gitboot_servers_below_minimum_version": "belowMinimumVersion",
 }
 _INSTANTS: Final = {
-    STATUS_AT: "at",
-    PLANNED_AT: "plannedAt",
-    NEXT_TRANSITION: "nextTransition",
+    "gitboot_status_timestamp_seconds": "at",
+    "gitboot_planned_timestamp_seconds": "plannedAt",
+    "gitboot_next_transition_timestamp_seconds": "nextTransition",
 }
 
 
-def _of_installations(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield how many servers are at an installation, and since when nothing new was seen of the oldest one."""
-    counts = {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()}
-    yield _metric(INSTALLING, counts)
-    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
-        yield _one(INSTALLING_STEP_AT, min(instants).timestamp())
-
-
-def _of_conditions(conditions: list[dict[str, Any]]) -> Iterator[Metric]:
-    """The instance's own conditions, and how many BMCs have which: of those there is one for each server."""
-    own = [each for each in conditions if "/" not in each["type"]]
-    of_bmcs = Counter((each["reason"],) for each in conditions if "/" in each["type"] and not each["status"])
-    holds = {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)}
-    yield _metric(CONDITION, holds)
-    yield _metric(CONDITION_REASON, {(each["type"], each["reason"]): 1 for each in own})
-    yield _metric(BMC_CONDITIONS, {**{(reason,): 0 for reason in REMEDIES[BMC]}, **of_bmcs})
-
-
-def _of_stages(stages: Mapping[str, Any]) -> Iterator[Metric]:
-    whole = stages.get("reconcile")
-    yield _histogram(RECONCILE, {(): whole} if whole is not None else {})
-    yield _histogram(STAGE, {(name,): each for name, each in stages.items() if name != "reconcile"})
-
-
-def _histogram(family: Family, values: Mapping[L, Mapping[str, Any]]) -> Metric:
-    metric = Metric(family.name, family.says, family.kind)
+def _histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric:
+    family = _BY_NAME[name]
+    metric = Metric(name, family.says, family.kind)
     for labels, each in sorted(values.items()):
         named = dict(zip(family.labels, labels, strict=True))
         totals = list(accumulate(each["counts"]))
         for bound, total in zip((*each["boundsS"], inf), totals, strict=True):
             metric.add_sample(family.sample, {**named, "le": str(bound) if bound < inf else "+Inf"}, total)
-        metric.add_sample(f"{family.name}_count", named, totals[-1])
-        metric.add_sample(f"{family.name}_sum", named, each["seconds"])
+        metric.add_sample(f"{name}_count", named, totals[-1])
+        metric.add_sample(f"{name}_sum", named, each["seconds"])
     return metric
 
 
-def _one(family: Family, value: float, *labels: str) -> Metric:
-    return _metric(family, {labels: value})
+def _one(name: str, value: float, *labels: str) -> Metric:
+    return _metric(name, {labels: value})
 
 
-def _metric(family: Family, values: Mapping[L, float]) -> Metric:
-    metric = Metric(family.name, family.says, family.kind)
+def _metric(name: str, values: Mapping[L, float]) -> Metric:
+    family = _BY_NAME[name]
+    metric = Metric(name, family.says, family.kind)
     for labels, value in sorted(values.items()):
         metric.add_sample(family.sample, dict(zip(family.labels, labels, strict=True)), value)
     return metric

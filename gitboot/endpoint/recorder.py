@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import math
 import os
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,11 +17,11 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.fetchlog.log_entries import Observation, Outcome, network_of
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
@@ -30,18 +29,20 @@ from gitboot.fetchlog.one_time_boots import (
     Given,
     GivenBoots,
     NotTaken,
-    SpoolElsewhere,
     Unrecordable,
     claims_in,
     is_lease,
     joined,
-    network_of,
     secret_of,
 )
 from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out
+from gitboot.files import lock_file, open_lock
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events import Event
 from gitboot.text import in_one_line
+
+if TYPE_CHECKING:
+    from gitboot.ledger.shared_fetchlog import SharedFetches
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -72,7 +73,10 @@ class Recording:
         giver does not read this spool. A fetch of a secret that is one of many by its client is counted, and recorded
         within a minute.
         """
-        if giver is not None and giver != await self._identity():
+        if giver is not None and self.giver is None:  # the spool was not looked at yet
+            with suppress(TimeoutError, Unrecordable):
+                await self._asked("", lambda: None)
+        if giver not in (None, self.giver):
             return False
         if (counted := self.repeated.take(observation, time.monotonic())) is None:
             return True
@@ -99,12 +103,6 @@ class Recording:
             _logger.error("a fetch of %s could not be recorded: %s", observation.server, error)
         self.intents.withhold(observation)
         return False
-
-    async def _identity(self) -> str | None:
-        if self.giver is None:  # it was not looked at yet
-            with suppress(TimeoutError, Unrecordable):
-                await self._asked("", lambda: None)
-        return self.giver
 
     async def given(self, server: str, offer: str, report: str | None) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
@@ -196,7 +194,7 @@ def _retrieve(written: asyncio.Future[None]) -> None:
 class ForwardedRecording:
     """Records as `Recording` does: one-time boots in the shared fetch log, all else in this host's spool."""
 
-    def __init__(self, own: Recording, shared: SpoolElsewhere, deadline_s: float) -> None:
+    def __init__(self, own: Recording, shared: SharedFetches, deadline_s: float) -> None:
         self._own, self._shared, self._deadline_s, self.intents = own, shared, deadline_s, own.intents
 
     @property
@@ -423,11 +421,6 @@ def why_not_ready(tree: PublishedTree, records: Recorder | None) -> str | None:
         return "the tree is prepared for a host that does not act yet" if tree.terms.prepared else _NOTHING
     if (doubt := tree.clock.doubt) is not None:
         return f"{doubt}: no boot that writes a disk is given"
-    return _why_not_given(tree, records)
-
-
-def _why_not_given(tree: PublishedTree, records: Recorder | None) -> str | None:
-    """Why another endpoint would give a boot that is made once, and this one does not."""
     terms = tree.terms
     if records is None:
         if terms.giver is None or terms.sends_on:
@@ -477,9 +470,9 @@ class Forwarder:
     the database has taken the lines. Then the rest of the file counts as sent, and sending goes on at its end.
     """
 
-    def __init__(self, folder: Path, shared: SpoolElsewhere) -> None:
+    def __init__(self, folder: Path, shared: SharedFetches) -> None:
         self._folder, self._shared = folder, shared
-        self._places: dict[str, int] = {}  # by file: how many bytes of it have arrived
+        self._places: Counter[str] = Counter()  # by file: how many bytes of it have arrived, as far as this one knows
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
 
@@ -517,40 +510,31 @@ class Forwarder:
             writer = Writer(spool, path.stem)
             self._go_back_to_end(path, writer)
             # Of a file that this process does not know, the database is asked even if there is nothing to send.
-            while (batch := next_batch(path, writer, self._place(path))).lines or path.name not in self._places:
+            while (batch := next_batch(path, writer, self._places[path.name])).lines or path.name not in self._places:
                 self._places[path.name] = self._shared.take(batch, names)
                 self._go_back_to_end(path, writer)
         for path in spent(self._folder, self._places):
             path.unlink(missing_ok=True)
-        self._places = {path.name: self._place(path) for path in there if path.exists()}
+        self._places = Counter({path.name: self._places[path.name] for path in there if path.exists()})
 
     def _go_back_to_end(self, path: Path, writer: Writer) -> None:
         """Go on at the end of a file that is shorter than the part of it that was sent."""
-        place = self._place(path)
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            return
-        if place > size:
-            self._shared.go_back(writer, size)
-            self._places[path.name] = size
-            _logger.warning(
-                "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
-                *(path, size, place),
-            )
-
-    def _place(self, path: Path) -> int:
-        """Return how many bytes of a file have arrived, as far as this process knows."""
-        return self._places.get(path.name, 0)
+        place = self._places[path.name]
+        with suppress(FileNotFoundError):
+            if place > (size := path.stat().st_size):
+                self._shared.go_back(writer, size)
+                self._places[path.name] = size
+                _logger.warning(
+                    "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
+                    *(path, size, place),
+                )
 
 
 def _lock(folder: Path) -> int | None:
     """Return a file that keeps other processes from sending until it is closed; None: another process sends."""
     aside(folder).mkdir(exist_ok=True)
-    fd = os.open(aside(folder) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    fd = open_lock(aside(folder) / _LOCK, mode=0o640)
+    if lock_file(fd):
+        return fd
+    os.close(fd)
+    return None

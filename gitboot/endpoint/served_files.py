@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT, write_whole
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -240,11 +240,6 @@ def _parse_status(data: bytes) -> dict[str, Any]:
     return found
 
 
-def status_file(facts: Mapping[str, Any]) -> bytes:
-    """What the instance leaves for endpoints."""
-    return canonical(facts) + b"\n"
-
-
 def without_document(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
     """The machine, with whose document has it as far as one does; None: a document has its UUID, or all that it says.
 
@@ -342,9 +337,12 @@ class ComparedClock:
         """Why no boot that writes a disk is given by this clock; None: it is right, as far as can be told."""
         if self.off is not None:
             return f"the clock is {self.off.total_seconds():+.0f} s off the instance's"
-        if self._is_unproven():
-            return "the clock is not compared with the instance's yet, which is silent or behind"
-        return None
+        # Whether it may be ahead, and nothing has shown yet that it is not.
+        if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
+            return None
+        if self.up.seconds - self._began_s >= STALE_S or self._keeping() is Keeping.SYNCHRONISED:
+            return None
+        return "the clock is not compared with the instance's yet, which is silent or behind"
 
     def see(self, written: object) -> None:
         """Take note of the other's time, as it was written; what is none tells nothing."""
@@ -386,12 +384,6 @@ class ComparedClock:
         """Compare it with what it has shown itself before."""
         behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set(behind if behind < -_MOST_OFF else None)
-
-    def _is_unproven(self) -> bool:
-        """Whether it may be ahead, and nothing has shown yet that it is not."""
-        if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
-            return False
-        return self.up.seconds - self._began_s < STALE_S and self._keeping() is not Keeping.SYNCHRONISED
 
     def _set(self, off: timedelta | None) -> None:
         if off is not None and self.off is None:

@@ -58,44 +58,42 @@ class Certificate:
 
     def check(self) -> None:
         """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""
-        self._shown = _pair(self._file, self._key)
+        file, key = self._file, self._key
+        for each in (file, key):
+            try:
+                each.read_bytes()
+            except OSError as error:
+                raise UsageError(f"{each} cannot be read: {error.strerror}") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
+        except ssl.SSLError:
+            raise UsageError(f"{file} holds no certificate in PEM") from None
+        except OSError as error:  # it has gone since then
+            raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+        try:
+            context.load_cert_chain(file, key, password=_ask)
+        except _LockedKey:
+            message = (
+                f"{key} is locked with a passphrase, which nobody is there to give: `openssl pkey` writes it without"
+            )
+            raise UsageError(message) from None
+        except ssl.SSLError as error:
+            if error.reason is None:
+                raise UsageError(f"{key} holds no private key in PEM") from None
+            if error.reason == _MISMATCH:
+                message = f"{key} is not the key of {file}, in which the server's own certificate has to come first"
+                raise UsageError(message) from None
+            raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
+        except OSError as error:
+            raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
+        self._shown = context
         with suppress(OSError):  # it is gone since then, and looked at again
-            self.ends = min(certificate_ends(self._file.read_bytes()), default=None)
+            self.ends = min(certificate_ends(file.read_bytes()), default=None)
 
     def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
         if self._shown is not None:
             connection.context = self._shown
-
-
-def _pair(file: Path, key: Path) -> ssl.SSLContext:
-    """What shows a certificate; raises `UsageError` where its files cannot be used."""
-    for each in (file, key):
-        try:
-            each.read_bytes()
-        except OSError as error:
-            raise UsageError(f"{each} cannot be read: {error.strerror}") from None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
-    except ssl.SSLError:
-        raise UsageError(f"{file} holds no certificate in PEM") from None
-    except OSError as error:  # it has gone since then
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    try:
-        context.load_cert_chain(file, key, password=_ask)
-    except _LockedKey:
-        message = f"{key} is locked with a passphrase, which nobody is there to give: `openssl pkey` writes it without"
-        raise UsageError(message) from None
-    except ssl.SSLError as error:
-        if error.reason is None:
-            raise UsageError(f"{key} holds no private key in PEM") from None
-        if error.reason == _MISMATCH:
-            message = f"{key} is not the key of {file}, in which the server's own certificate has to come first"
-            raise UsageError(message) from None
-        raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
-    except OSError as error:
-        raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
-    return context
 
 
 class _LockedKey(Exception):

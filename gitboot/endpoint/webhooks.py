@@ -61,25 +61,24 @@ class Pushes:
         digest = hmac.new(secret, digestmod=sha256)
         if (refusal := await read(_MOST_BYTES, digest.update)) is not None:
             return refusal
-        if not _is_signed(scope, secret, digest.hexdigest()):
+        # One of the headers has to show that the sender has the secret; each that is there is compared in full.
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        signature = digest.hexdigest().encode()
+        found = [
+            *(
+                hmac.compare_digest(value.removeprefix(_PREFIX), signature)
+                for name, value in headers
+                if name in _SIGNED
+            ),
+            *(hmac.compare_digest(value, secret) for name, value in headers if name == _SHOWN),
+        ]
+        if not found or not all(found):
             return REFUSED
-        self._ring()
-        return HEARD
-
-    def _ring(self) -> None:
         if self._later is None:
             wait_s = max(self._woken + _PAUSE_S - time.monotonic(), 0)
             self._later = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
+        return HEARD
 
     def _wake_now(self) -> None:
         self._later, self._woken = None, time.monotonic()
         self._wake()
-
-
-def _is_signed(scope: Scope, secret: bytes, digest: str) -> bool:
-    """Whether one of the headers shows that the sender has the secret; each that is there is looked at in full."""
-    signed = [value.removeprefix(_PREFIX) for name, value in scope["headers"] if name in _SIGNED]
-    shown = [value for name, value in scope["headers"] if name == _SHOWN]
-    found = [hmac.compare_digest(value, digest.encode()) for value in signed]
-    found += [hmac.compare_digest(value, secret) for value in shown]
-    return bool(found) and all(found)

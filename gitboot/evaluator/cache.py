@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -17,10 +17,8 @@ from gitboot.child_processes import encode, framed, read_frame, write_frame
 from gitboot.disk_cache import MAX_VALUE_BYTES, DiskCache
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
-from gitboot.fleet.resources import Id
 from gitboot.jsonio import decoder
 from gitboot.model.server import Server
-from gitboot.problems import Code, Severity
 from gitboot.resolve.decision_inputs import DecisionFinding
 from gitboot.resolve.server_decision import Decision, Host
 
@@ -33,23 +31,6 @@ V = TypeVar("V")
 RECENT: Final = 8192  # decoded values in memory: an evaluation reads each server several times
 
 
-class FindingRow(msgspec.Struct, frozen=True, array_like=True):
-    """A `DecisionFinding` with separate fields for both kinds of place."""
-
-    code: Code
-    message: str
-    hint: str
-    resource: Id | None  # None: the finding is in a template
-    field: tuple[str | int, ...]
-    template: tuple[str, int] | None
-    severity: Severity
-    is_shared: bool
-    most_named: int
-    beside: Id | None
-    since: datetime | None
-    until: datetime | None
-
-
 class _Named(msgspec.Struct, frozen=True, gc=False):
     """What `Decision` and `Host` have in common."""
 
@@ -57,17 +38,16 @@ class _Named(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Everything that is decided for one server."""
+    """A `DecidedServer` as bytes, of which an evaluation decodes no more than it needs."""
 
     decision: bytes  # a Decision
     host: bytes  # a Host
-    findings: tuple[FindingRow, ...]
+    findings: tuple[DecisionFinding, ...]
 
 
 def encode_decided(decided: DecidedServer) -> bytes:
     """Return the bytes of a `DecidedRow`."""
-    findings = tuple(_finding_row(each) for each in decided.made.findings)
-    return encode(DecidedRow(protocol.bytes_of(decided.made.decision), encode(decided.host), findings))
+    return encode(DecidedRow(protocol.bytes_of(decided.decision), encode(decided.host), decided.findings))
 
 
 def decoded_row(data: bytes) -> DecidedRow | None:
@@ -89,18 +69,9 @@ def row_of(data: bytes, server: str) -> DecidedRow | None:
     return row if is_own else None
 
 
-def findings_of(row: DecidedRow) -> tuple[DecisionFinding, ...]:
-    return tuple(_finding(each) for each in row.findings)
-
-
 def encode_result(result: LoadedFile | DecidedRow) -> bytes:
     """Return the value of a result for the cache."""
-    return encode(result) if isinstance(result, DecidedRow) else encode_servers(result.parsed.resources)
-
-
-def encode_servers(resources: Sequence[tuple[int, Any]]) -> bytes:
-    """Return the bytes of a file's Server documents with their indexes."""
-    return encode(resources)
+    return encode(result if isinstance(result, DecidedRow) else result.parsed.resources)
 
 
 def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
@@ -112,18 +83,16 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
     return servers or None
 
 
-def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
+def is_result(kind: ResultKind, data: bytes) -> bool:
     """Return whether the bytes are a valid result of an evaluation: they decode, and all parts name one server."""
-    if kind is protocol.ResultKind.PARSED:
+    if kind is ResultKind.PARSED:
         return decoded_servers(data) is not None
-    if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:
+    if kind is not ResultKind.DECIDED or (row := decoded_row(data)) is None:
         return False
     try:
-        decision, host = protocol.verified_decision(row.decision), protocol.network(row.host)
-        findings_of(row)
+        return protocol.verified_decision(row.decision).server == host_of(row.host).server
     except (msgspec.MsgspecError, ValueError):
         return False
-    return decision.server == host.server
 
 
 class Decoded(Mapping[str, V], Generic[V]):
@@ -146,40 +115,15 @@ class Decoded(Mapping[str, V], Generic[V]):
 
 
 @lru_cache(maxsize=RECENT)
-def _decision(data: bytes) -> Decision:
+def decision_of(data: bytes) -> Decision:
+    """Return the decision of a row, whose digest is not verified."""
     return protocol.decision(data)
 
 
 @lru_cache(maxsize=RECENT)
-def _host(data: bytes) -> Host:
+def host_of(data: bytes) -> Host:
+    """Return the host of a row."""
     return protocol.network(data)
-
-
-def decoded_decision(row: DecidedRow) -> Decision:
-    return _decision(row.decision)
-
-
-def decoded_host(row: DecidedRow) -> Host:
-    return _host(row.host)
-
-
-def _finding_row(finding: DecisionFinding) -> FindingRow:
-    resource: Id | None = None
-    field: tuple[str | int, ...] = ()
-    template: tuple[str, int] | None = None
-    match finding.place:
-        case (str() as path, int() as line):
-            template = path, line
-        case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
-            pass
-    rest = finding.severity, finding.is_shared, finding.most_named, finding.beside, finding.since, finding.until
-    return FindingRow(finding.code, finding.message, finding.hint, resource, field, template, *rest)
-
-
-def _finding(row: FindingRow) -> DecisionFinding:
-    place = row.template or (row.resource or Id("", ""), row.field)
-    rest = row.severity, row.is_shared, row.most_named, row.beside, row.since, row.until
-    return DecisionFinding(row.code, row.message, row.hint, place, *rest)
 
 
 _row: Final[Callable[[bytes], DecidedRow]] = decoder(DecidedRow)
@@ -271,16 +215,13 @@ def serve_cache(
             message = _decode(frame)
             if isinstance(message, Wanted):
                 write_frame(outgoing, lookup(cache, message))
-            elif _is_right(message, is_result):
-                cache.insert_many(message.kind, message.values)
-            else:
+                continue
+            kind, values = message.kind, message.values
+            if len(values) > protocol.MAX_KEYS or max(map(len, values), default=0) > MAX_KEY_BYTES:
                 return
-
-
-def _is_right(results: NewResults, is_result: Callable[[ResultKind, bytes], bool]) -> bool:
-    if len(results.values) > protocol.MAX_KEYS or max(map(len, results.values), default=0) > MAX_KEY_BYTES:
-        return False
-    return all(is_result(results.kind, value) for value in results.values.values())
+            if not all(is_result(kind, value) for value in values.values()):
+                return
+            cache.insert_many(kind, values)
 
 
 _decode: Final[Callable[[bytes], Wanted | NewResults]] = decoder(Wanted | NewResults)
@@ -294,6 +235,13 @@ class SpooledResults:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._is_full = False
+        self._verified: set[bytes] = set()  # digests of decisions with their hosts
+
+    def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
+        """Take the decisions and hosts of these servers as verified: the instance has decoded and compared them."""
+        for each in servers:
+            if each.decision is not None and each.network is not None:
+                self._verified.add(_digest_of(each.decision, each.network))
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
         """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
@@ -317,13 +265,22 @@ class SpooledResults:
             file.seek(0)
             while not is_over() and (frame := read_frame(file)) is not None:
                 results = _decode_spooled_results(frame)
-                values = {key: value for key, value in results.values.items() if is_result(results.kind, value)}
+                values = {key: value for key, value in results.values.items() if self._is_valid(results.kind, value)}
                 cache.insert_many(results.kind, values)
+
+    def _is_valid(self, kind: ResultKind, data: bytes) -> bool:
+        row = decoded_row(data) if kind is ResultKind.DECIDED else None
+        is_verified = row is not None and _digest_of(row.decision, row.host) in self._verified
+        return is_verified or is_result(kind, data)
 
     def close(self) -> None:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
+
+
+def _digest_of(decision: bytes, host: bytes) -> bytes:
+    return blake2b(encode((decision, host)), digest_size=16).digest()
 
 
 _decode_spooled_results: Final[Callable[[bytes], NewResults]] = decoder(NewResults)

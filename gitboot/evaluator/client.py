@@ -25,7 +25,7 @@ from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
-from gitboot.resolve.server_decision import Decision, Decisions, Host, Written
+from gitboot.resolve.server_decision import Decision, Host, Written
 from gitboot.status.work_progress import Told, unheard
 
 
@@ -253,8 +253,11 @@ class _Conversation:
             for frame in self._process.answers(self._left_s):
                 answer = protocol.answer(frame)
                 match answer:
-                    case protocol.Begun(files=None):
-                        self._begin()
+                    case protocol.Begun(files=None):  # the base and the commit each have limits of their own
+                        self._commits += 1
+                        if self._commits > _MOST_COMMITS:
+                            raise ValueError("more commits than gitboot asked for")
+                        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
                     case protocol.Begun(files=int() as files):
                         self._wall_s, self._files = self._question.allowance.wall_s(files), files
                         self._read(0, files + 1)  # one more step, in which the servers are decided
@@ -265,16 +268,11 @@ class _Conversation:
                     case protocol.NewResults(kind=kind, values=values) if self._cache is not None:
                         self._results.add(kind, values)
                 yield answer
+                if isinstance(answer, protocol.ServerParts) and self._cache is not None:
+                    self._results.verify(answer.servers)  # `assembled` has taken them
         except TimeoutError:
             self._is_late = True
             self._process.kill()
-
-    def _begin(self) -> None:
-        """Restart the time limit. The base and the commit each have one."""
-        self._commits += 1
-        if self._commits > _MOST_COMMITS:
-            raise ValueError("more commits than gitboot asked for")
-        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
 
     def _end(self) -> InvalidRepository | _Killed:
         """Return an error that tells how the process ended."""
@@ -283,7 +281,7 @@ class _Conversation:
             return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more processor time to evaluate than it may")])
-        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts if it gets no memory
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # a library aborts if it gets no memory
             return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return _Killed("its evaluation was killed twice, perhaps because the machine has no memory left")
@@ -306,8 +304,10 @@ class _Assembly:
     def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
-            if self._is_as_before(server):
-                continue
+            others = (server.decision, server.machine, server.network, server.labels)
+            before = self._base.written if self._base is not None else None
+            if before is not None and server.written == before.get(name) and all(each is None for each in others):
+                continue  # as in the base
             self._touched.append(name)
             if server.decision is not None:
                 self._decisions[name] = protocol.verified_decision(server.decision)
@@ -320,16 +320,9 @@ class _Assembly:
             if (written := server.written) is not None:
                 self._written[name] = written
 
-    def _is_as_before(self, server: protocol.ServerPart) -> bool:
-        """Return whether the part has only an explanation, which is the one of the base."""
-        others = (server.decision, server.machine, server.network, server.labels)
-        if self._base is None or any(each is not None for each in others):
-            return False
-        return server.written == self._base.written.get(server.name)
-
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base, gone = self._base, result.gone
-        shared = commit_without_servers(result.fleetwide, revision) if result.fleetwide is not None else base
+        shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
             raise ValueError("a commit without a base lacks its fleet-wide part")
         before = base or shared
@@ -381,32 +374,3 @@ class _Assembly:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.come):
             raise ValueError("a new server is missing from the servers")
-
-
-def commit_without_servers(part: protocol.FleetPart, revision: Revision) -> Commit:
-    """Return a commit that has only its fleet-wide part."""
-    decisions = Decisions(
-        revision=revision,
-        base_url=part.base_url,
-        outputs=frozenset(part.outputs),
-        evidence=part.evidence,
-        servers={},
-        networks={},
-        sites=part.sites,
-        unknown=part.unknown,
-        unknown_not_found=part.unknown_not_found,
-        warnings=part.warnings,
-        dated=part.dated,
-    )
-    return Commit(
-        revision=revision,
-        fleet=part.fleet,
-        decisions=decisions,
-        machines={},
-        sites={},
-        labels={},
-        opt_outs=part.opt_outs,
-        minimum_versions=part.minimum_versions,
-        site=part.site,
-        shown=part.shown,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -40,11 +40,8 @@ class Skipped:
     problem: str
 
 
-class Evaluate(Protocol):
-    """Who evaluates commits."""
-
-    def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
-        """What a commit decides, beside ``base``; raises `InvalidRepository`."""
+# Evaluates a commit beside another one. Raises `InvalidRepository`.
+Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
 class Lineage:
@@ -59,7 +56,7 @@ class Lineage:
         self._pair: CommitPair | None = None  # the last that was evaluated
 
     def of(self, server: str) -> Iterator[Changed | Skipped]:
-        """The commits that changed a server's decision, the newest first, and the invalid ones after the first.
+        """Yield the commits that changed a server's decision, the newest first, and the invalid ones after the first.
 
         ``server`` is its name now, or the last one that it had; under another name before that it is followed by
         its UUID. Nothing comes where no commit knows it.
@@ -68,7 +65,10 @@ class Lineage:
         newer: Step | None = None  # the last valid commit, of which it is not known yet what it changed
         before: list[Skipped] = []  # newer than that, and not yielded yet
         after: list[Skipped] = []
-        for step in (*self._changing(), None):
+        pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
+        # Other commits have the fleet of their parent, byte for byte.
+        changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
+        for step in (*changing, None):
             if step is not None and (problem := self._problem(step, newer)) is not None:
                 after.append(Skipped(commit=step.commit, problem=problem))
                 continue
@@ -79,12 +79,6 @@ class Lineage:
                 before = []
             before, after, newer = before + after, [], step
 
-    def _changing(self) -> Iterator[Step]:
-        """The commits whose fleet is not their parent's, byte for byte."""
-        for step, parent in zip(self._commits, (*self._commits[1:], None), strict=True):
-            if step.tree != (parent.tree if parent else None):
-                yield step
-
     def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
         """Return what the step from ``old`` to ``new`` changed for the server."""
         step = (_tree(old), _tree(new))
@@ -93,8 +87,14 @@ class Lineage:
                 return None
             if effect := self._known(ResultKind.HISTORY_EFFECT, (*step, uuid)):
                 return uuid, effect[0]
-        found = self._effects_of(old, new)
-        names = {uuid: found[uuid].server for uuid in sorted(found, key=lambda uuid: _order(uuid, found[uuid]))}
+        if old is None or old.tree is None or new.tree is None:
+            found = all_effects(self._whole(old), self._whole(new))
+        else:
+            pair = self._beside(old, new)
+            assert pair.base is not None  # noqa: S101 - it is the newer one
+            found = all_effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
+        removed = {uuid for uuid, effect in found.items() if effect.kind is EffectKind.REMOVED}
+        names = {uuid: found[uuid].server for uuid in (*sorted(found.keys() - removed), *sorted(removed))}
         self._store(ResultKind.HISTORY_EFFECT, {(*step, uuid): effect for uuid, effect in found.items()})
         self._store(ResultKind.HISTORY_CHANGED, {step: names})
         uuid = _uuid_of(server, names)
@@ -102,11 +102,17 @@ class Lineage:
 
     def _problem(self, step: Step, newer: Step | None) -> str | None:
         """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
-        known: list[str | None] = self._known(ResultKind.HISTORY_PROBLEM, _tree(step))
-        if not known:
-            known = [self._found_wrong(step, newer)]
-            self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): known[0]})
-        return known[0]
+        if known := self._known(ResultKind.HISTORY_PROBLEM, _tree(step)):
+            problem: str | None = known[0]
+            return problem
+        problem = None
+        try:
+            if step.tree is not None:
+                self._beside(step, newer)
+        except InvalidRepository as error:
+            problem = " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
+        self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): problem})
+        return problem
 
     def _known(self, kind: ResultKind, key: object) -> list[Any]:
         """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
@@ -117,22 +123,6 @@ class Lineage:
         if self._cache is not None:
             self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
 
-    def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
-        try:
-            if step.tree is not None:
-                self._beside(step, newer)
-        except InvalidRepository as error:
-            return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
-        return None
-
-    def _effects_of(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
-        """What a step changed, for every server."""
-        if old is None or old.tree is None or new.tree is None:
-            return all_effects(self._whole(old), self._whole(new))
-        pair = self._beside(old, new)
-        assert pair.base is not None  # noqa: S101 - it is the newer one
-        return all_effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
-
     def _whole(self, step: Step | None) -> Mapping[str, Decision]:
         if step is None or step.tree is None:
             return {}
@@ -142,7 +132,7 @@ class Lineage:
         return found.decided.decisions.servers
 
     def _beside(self, step: Step, newer: Step | None) -> CommitPair:
-        """A commit on the next one that is valid: so history is walked, and what both have is decided once."""
+        """Evaluate a commit beside the next valid one, so that gitboot decides only once what both have."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
@@ -169,11 +159,6 @@ def is_history_result(kind: ResultKind, value: bytes) -> bool:
 def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
     known = commit.decided.decisions.servers
     return {name: known[name] for name in servers if name in known}
-
-
-def _order(uuid: SystemUuid, effect: ServerEffect) -> tuple[bool, SystemUuid]:
-    """Return the place of a server among those that a step changed: removed servers come last."""
-    return effect.kind is EffectKind.REMOVED, uuid
 
 
 def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:

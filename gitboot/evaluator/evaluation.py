@@ -12,21 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
     Results,
-    decoded_decision,
-    decoded_host,
+    decision_of,
     decoded_row,
     decoded_servers,
     encode_decided,
     encode_result,
-    encode_servers,
-    findings_of,
+    host_of,
     row_of,
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
@@ -35,7 +33,7 @@ from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
-from gitboot.jsonio import decoder
+from gitboot.jsonio import Digest, decoder
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all, decide_loaded
 from gitboot.resolve.policy_selection import OptOut, opt_outs
 from gitboot.review.guards import GROUPING, Touched
@@ -45,11 +43,8 @@ if TYPE_CHECKING:
     from gitboot.review.guards import Extent
 
 
-class Snapshots(Protocol):
-    """A source of commits."""
-
-    def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        """Return the files of a commit. An implementation may read only what differs from an earlier snapshot."""
+# Returns the files of a commit. It may read only what differs from an earlier snapshot.
+Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +92,7 @@ class CommitPair:
 
     base: Evaluation | None
     head: Evaluation
+    claims: dict[Key, frozenset[Digest]]  # of decisions of earlier bases, see `offered_claims`
 
     @cached_property
     def servers(self) -> Collection[str]:
@@ -142,7 +138,23 @@ class CommitPair:
             base.repository if base is not None else None,
             head.repository,
             touched,
+            self.offered_claims if base is not None else None,
         )
+
+    def offered_claims(self) -> frozenset[Digest]:
+        """Return the digest of each boot that the base offers, and that claims to write no disk.
+
+        ``claims`` then has the digests by content key, so the next commit computes only those of decisions that differ.
+        """
+        from gitboot.review.reinstalls import claims_of  # only here, as above
+
+        if self.base is None:
+            return frozenset()
+        known, rows = self.claims, zip(self.base.keys.values(), self.base.rows.values(), strict=True)
+        found = {key: known[key] if key in known else claims_of(decision_of(row.decision)) for key, row in rows}
+        known.clear()
+        known.update(found)
+        return frozenset().union(*found.values())
 
     @property
     def extent(self) -> Extent:
@@ -172,16 +184,17 @@ class Evaluator:
         self._held: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
         self._complete: Evaluation | None = None  # the cache has all of its results
+        self._claims: dict[Key, frozenset[Digest]] = {}
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``.
 
         Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
         """
-        base_evaluation = self._evaluated(base) if base is not None else None
-        head = self._evaluated(revision, base_evaluation)
+        base_evaluation = self._evaluate(base) if base is not None else None
+        head = self._evaluate(revision, base_evaluation)
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
-        return CommitPair(base=base_evaluation, head=head)
+        return CommitPair(base=base_evaluation, head=head, claims=self._claims)
 
     def holds(self, revision: Revision) -> bool:
         """Return whether a commit is one of the last two."""
@@ -192,18 +205,18 @@ class Evaluator:
 
         The results count as stored from then on, so the next call does not yield them.
         """
-        evaluations = self._held
-        if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
+        left = [each for each in self._held if self._complete is None or not each.is_made_of(self._complete)]
+        if not left:
             return
         for kind in EVALUATED:
-            results = {key: each for one in evaluations for key, each in one.results(kind).items()}
+            results = {key: each for one in left for key, each in one.results(kind).items()}
             lacking = iter(sorted(results.keys() - self._stored[kind]))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
             self._stored[kind] = set(results)
-        self._complete = evaluations[-1]
+        self._complete = left[-1]
 
-    def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+    def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
             return known
         beside = beside or next(iter(self._held), None)
@@ -232,12 +245,15 @@ class _Evaluating:
         self._rows: dict[str, DecidedRow] = {}
 
     def evaluation(self) -> Evaluation:
+        """Return the evaluation. Raises `InvalidRepository` with every problem of the commit."""
         beside = self._beside
         before = beside.loaded if beside is not None else None
         listing = list_files(self._snapshot, before)
         found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
         if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
-            return _at(found, beside)
+            decisions = replace(beside.decided.decisions, revision=self._snapshot.revision)
+            decided = replace(beside.decided, repository=found.repository, decisions=decisions)
+            return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decided)
         assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
@@ -251,22 +267,21 @@ class _Evaluating:
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
         rows = self._known(ResultKind.PARSED, [blob.encode() for blob in unknown])
-        parsed: ParseCache = {}
-        for key, row in rows.items():
-            if (servers := decoded_servers(row)) is not None:
-                parsed[BlobId(key.decode())] = _only_servers(servers)
-        left = [(blob, path) for blob, path in unknown.items() if blob not in parsed]
+        found = {BlobId(key.decode()): servers for key, row in rows.items() if (servers := decoded_servers(row))}
+        left = [(blob, path) for blob, path in unknown.items() if blob not in found]
         for blob, row in self._workers.parse(self._snapshot, left).items():
             servers = decoded_servers(row)
             assert servers is not None  # noqa: S101 - a worker encoded it
-            parsed[blob] = _only_servers(servers)
-        return parsed
+            found[blob] = servers
+        return {
+            blob: ParsedBlob(resources=tuple(each), problems=(), more=0, broken=(), unread=())
+            for blob, each in found.items()
+        }
 
     def _decided(self, repository: FleetRepository) -> Decided:
         beside = self._beside
-        placed = beside.decided.placed if beside is not None else {}
         self._keys = _keys(repository, beside)
-        return decide_all(repository, self._servers, placed)
+        return decide_all(repository, self._servers, beside.decided.placed if beside is not None else {})
 
     def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
         """Return the decision of each server, from memory, from the cache, or decided now."""
@@ -286,23 +301,15 @@ class _Evaluating:
             known[keys[name]] = row
         self._rows = rows = {name: known[keys[name]] for name in names}
         return DecidedServers(
-            decisions=Decoded(rows, decoded_decision),
-            hosts=Decoded(rows, decoded_host),
-            flawed={name: findings_of(row) for name, row in rows.items() if row.findings},
+            decisions=Decoded(rows, lambda row: decision_of(row.decision)),
+            hosts=Decoded(rows, lambda row: host_of(row.host)),
+            findings={name: row.findings for name, row in rows.items() if row.findings},
         )
-
-
-def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
-    """Return the evaluation of a commit whose fleet files are those of a known commit."""
-    decided = known.decided
-    decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
-    decided = replace(decided, repository=loaded.repository, decisions=decisions)
-    return Evaluation(loaded=loaded, keys=known.keys, rows=known.rows, decided=decided)
 
 
 def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
     """Return the content key of each server. If only Server documents differ, the others keep theirs."""
-    if beside is None or not _share_all_but_servers(repository, beside.repository):
+    if beside is None or _all_but_servers(repository) != _all_but_servers(beside.repository):
         return decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
@@ -310,20 +317,9 @@ def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str
     return {name: found[name] if name in found else keys[name] for name in servers}
 
 
-def _share_all_but_servers(one: FleetRepository, other: FleetRepository) -> bool:
-    return (
-        (one.fleet, one.images, one.streams, one.profiles) == (other.fleet, other.images, other.streams, other.profiles)
-        and (one.policies, one.maintenances, one.files) == (other.policies, other.maintenances, other.files)
-        and _origins_besides_servers(one) == _origins_besides_servers(other)
-    )
-
-
-def _origins_besides_servers(repository: FleetRepository) -> list[object]:
-    return [origin for key, origin in repository.origins.items() if key.kind != "Server"]
-
-
-def _only_servers(resources: Sequence[tuple[int, object]]) -> ParsedBlob:
-    return ParsedBlob(resources=tuple(resources), problems=(), more=0, broken=(), unread=())  # type: ignore[arg-type]
+def _all_but_servers(one: FleetRepository) -> tuple[object, ...]:
+    origins = [origin for key, origin in one.origins.items() if key.kind != "Server"]
+    return one.fleet, one.images, one.streams, one.profiles, one.policies, one.maintenances, one.files, origins
 
 
 T = TypeVar("T")
@@ -359,7 +355,11 @@ class Forks:
             done += more
             self.seen(done)
 
-        found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
+        def parsed(each: tuple[BlobId, str]) -> bytes | None:
+            found = read_blob(snapshot, *each)
+            return encode(found.resources) if found.has_only_servers else None
+
+        found = self._shared(wanted, parsed, count)
         return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
 
     def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
@@ -378,7 +378,7 @@ class Forks:
         limits = share_of_limits(self.number)
         workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
-            for number, at, said in _heard([worker.pipe for worker in workers]):
+            for number, at, said in _results_of_workers([worker.pipe for worker in workers]):
                 first = number + at * self.number
                 found[first : first + len(said) * self.number : self.number] = said
                 count(len(said))
@@ -403,18 +403,12 @@ class _Worker:
 
 
 def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+    """Start a worker. On any error, it ends: this process does the rest of its work."""
     parent = os.getpid()
     reading, writing = os.pipe()
-    if (process := os.fork()) == 0:
-        _work(parent, limits, items, work, writing)
-    os.close(writing)
-    return _Worker(process, reading)
-
-
-def _work(
-    parent: int, limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None], writing: int
-) -> NoReturn:
-    """Do the work of a worker. On any error, end: the parent does the rest."""
+    if (process := os.fork()) != 0:
+        os.close(writing)
+        return _Worker(process, reading)
     with suppress(BaseException):
         end_with(parent)
         limits.hold()
@@ -426,7 +420,7 @@ def _work(
     os._exit(0)  # without flushing buffers that the parent has, too
 
 
-def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+def _results_of_workers(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
     poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
@@ -440,10 +434,6 @@ def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]
             if not data:
                 poll.unregister(pipe)
                 del buffers[pipe]
-
-
-def _servers_in(said: ParsedBlob) -> bytes | None:
-    return encode_servers(said.resources) if said.has_only_servers else None
 
 
 _word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

@@ -68,6 +68,21 @@ class Commit:
             site=site,
         )
 
+    def without_servers(self) -> Commit:
+        """Return the part of the commit that is not about servers."""
+        return replace(
+            self,
+            decisions=replace(self.decisions, servers={}, networks={}),
+            machines={},
+            sites={},
+            labels={},
+            written={},
+            locations=SourceLocations(),
+            withheld={},
+            base=None,
+            touched=frozenset(),
+        )
+
     def named(self, names: Collection[str]) -> list[Machine]:
         """Return the machines of the servers with these names, sorted by name."""
         if len(names) * _FEW > len(self.machines):

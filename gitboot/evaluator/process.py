@@ -8,16 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
-from typing import IO, Final, NamedTuple
-
-from msgspec import structs
+from typing import IO, Final
 
 from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Forks, processors
-from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, ServerPart, ServerParts
 from gitboot.fleet.identities import NO_MOVES, Moves, machine
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
@@ -27,11 +26,10 @@ from gitboot.jsonio import canonical
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
-from gitboot.problems import Code, Problem
+from gitboot.problems import Code
 from gitboot.resolve.explanation import (
     DocumentLocation,
     Explanations,
-    Places,
     ServerLocation,
     SourceTexts,
     fleet_facts,
@@ -61,15 +59,6 @@ def main(state: str, parent: str) -> None:
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # later collections skip the objects that stay
-
-
-def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question) -> Iterator[protocol.Answer]:
-    """Yield the report of a commit. Before its end, yield the results that the cache lacks."""
-    for answer in told(pair, question.site):
-        if isinstance(answer, protocol.CommitEnd) and question.stores_results:
-            for kind, values in evaluator.unstored(protocol.MAX_KEYS):
-                yield protocol.NewResults(kind, values)
-        yield answer
 
 
 _FILES: Final = 1000  # between two progress reports
@@ -125,7 +114,10 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
             evaluator.evaluate(base, None)
         answering.begin(question.allowance)
         pair = evaluator.evaluate(Revision(question.revision), base)
-        for answer in _answers(evaluator, pair, question):
+        for answer in report(pair, question.site):
+            if isinstance(answer, CommitEnd) and question.stores_results:
+                for kind, values in evaluator.unstored(protocol.MAX_KEYS):  # those that the cache lacks
+                    answering.send(protocol.NewResults(kind, values))
             answering.send(answer)
         return True
     except InvalidRepository as error:
@@ -145,34 +137,21 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
 _BATCH: Final = 256  # servers a frame
 
 
-def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
+def report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
     """Yield the frames that report a commit to an instance that has the base.
 
     With a ``site``, the frames are those of a fleet that has only the servers of the site. A server that comes from
     another site is not reported as new, because it may be installed already. An unknown site has no servers.
     """
-    servers = _servers(difference, site)
+    servers = _servers(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
         yield ServerParts(batch)
-    yield _result(difference, site)
-
-
-def _no_site(commit: Evaluation, site: str) -> Problem | None:
-    """Return a problem if the Fleet does not have this site."""
-    repository = commit.decided.repository
-    fleet = repository.fleet.spec
-    names = [each.name for each in fleet.sites]
-    if site in names:
-        return None
-    hint = did_you_mean(site, names, Code.NO_SUCH_SITE.hint)
-    message = f"this instance is for the site {site}, which the Fleet does not have"
-    key = Id("Fleet", repository.fleet.metadata.name)
-    return repository.problem(Code.NO_SUCH_SITE, message, key, "spec", "sites", hint=hint)
+    yield _end(pair, site)
 
 
 def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
     """Return the servers with these names that a commit has at a site. None: at any site."""
-    repository = commit.decided.repository
+    repository = commit.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
         return servers
@@ -180,116 +159,118 @@ def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping
     return {name: each for name, each in servers.items() if (found := selection.of(each)) and found[0].name == site}
 
 
-def _servers(difference: CommitPair, site: str | None) -> Iterator[ServerPart]:
-    base, head, names = difference.base, difference.head, difference.servers
+def _servers(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
+    """Yield the parts of each server that differ from the base, sorted by name."""
+    base, head, names = pair.base, pair.head, pair.servers
     explained: Collection[str] = ()
     if (page := _explanations(head)) is not None:
         before = _explanations(base)
-        explained = page.differing(before, names) if before is not None else head.decided.repository.servers.keys()
+        explained = page.differing(before, names) if before is not None else head.repository.servers.keys()
         names = {*names, *explained}
     here_before = _here(base, names, site) if base is not None else {}
-    for name in sorted(_here(head, names, site)):
-        said = _server(base if name in here_before else None, head, name)
-        if page is not None and (name in explained or name not in here_before):
-            said = structs.replace(said or _NOTHING, name=name, written=page.of(name))
-        if said is not None:
-            yield said
-
-
-_NOTHING: Final = ServerPart(name="", decision=None, machine=None, network=None, labels=None)
+    for name, server in sorted(_here(head, names, site).items()):
+        row, described, labels = head.rows[name], machine(head.repository, server), server.metadata.labels
+        written = page.of(name) if page is not None and (name in explained or name not in here_before) else None
+        if base is not None and name in here_before:
+            old_server, old = base.repository.servers[name], base.rows[name]
+            part = ServerPart(
+                name=name,
+                decision=None if old.decision == row.decision else row.decision,
+                machine=None if machine(base.repository, old_server) == described else described,
+                network=None if old.host == row.host else row.host,
+                labels=None if old_server.metadata.labels == labels else labels,
+                written=written,
+            )
+        else:
+            part = ServerPart(
+                name=name, decision=row.decision, machine=described, network=row.host, labels=labels, written=written
+            )
+        if any(each is not None for each in (part.decision, part.machine, part.network, part.labels, part.written)):
+            yield part
 
 
 def _explanations(commit: Evaluation | None) -> Explanations | None:
     """Return the explanations of a commit's servers; None: there is no commit, or it publishes no page."""
     if commit is None or not _has_page(commit):
         return None
-    return Explanations(commit.decided.repository, commit.decided.decisions.servers)
+    return Explanations(commit.repository, commit.decided.decisions.servers)
 
 
 def _has_page(commit: Evaluation) -> bool:
     return Output.PAGES in commit.decided.decisions.outputs
 
 
-def _server(base: Evaluation | None, head: Evaluation, name: str) -> ServerPart | None:
-    """Return the parts of a server that differ from the base, or None if all are equal."""
-    server, row = head.repository.servers[name], head.rows[name]
-    described, labels = machine(head.repository, server), server.metadata.labels
-    if base is None:
-        return ServerPart(name=name, decision=row.decision, machine=described, network=row.host, labels=labels)
-    old_server, old = base.repository.servers[name], base.rows[name]
-    said = ServerPart(
-        name=name,
-        decision=None if old.decision == row.decision else row.decision,
-        machine=None if machine(base.repository, old_server) == described else described,
-        network=None if old.host == row.host else row.host,
-        labels=None if old_server.metadata.labels == labels else labels,
-    )
-    differs = (each is not None for each in (said.decision, said.machine, said.network, said.labels))
-    return said if any(differs) else None
-
-
-def _result(difference: CommitPair, site: str | None) -> CommitEnd:
-    base, head, names = difference.base, difference.head, difference.servers
+def _end(pair: CommitPair, site: str | None) -> CommitEnd:
+    """Return the end of the report: what is about no single server, and what the base has and the commit has not."""
+    base, head, names = pair.base, pair.head, pair.servers
     new, old = _here(head, names, site), _here(base, names, site) if base is not None else {}
-    uuids, uuids_before = {server.uuid: name for name, server in new.items()}, {each.uuid for each in old.values()}
-    anywhere = _here(base, names, None).values() if base is not None else ()
-    known = {each.uuid for each in anywhere}
-    moves = _moves(difference, old, uuids.keys()) if base is not None and site is not None else NO_MOVES
+    uuids = {server.uuid: name for name, server in new.items()}
+    uuids_before = {each.uuid for each in old.values()}
+    known = {each.uuid for each in _here(base, names, None).values()} if base is not None else set()
     selected = _sites(head, new)
     selected_before = _sites(base, old) if base is not None else {}
-    fleetwide = _fleetwide(difference, site)
-    moved = _moved(difference, new.keys() - old.keys(), site)
+    fleetwide: Commit | None = _fleetwide(head, head.revision, site)
+    if base is not None and fleetwide == _fleetwide(base, head.revision, site):
+        fleetwide = None
+    locations, documents, gone_documents = _moved_documents(pair, new.keys() - old.keys(), site)
+    no_site = None
+    fleet = head.repository.fleet
+    if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
+        message = f"this instance is for the site {site}, which the Fleet does not have"
+        hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
+        place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
+        no_site = head.repository.problem(Code.NO_SUCH_SITE, message, *place, hint=hint)
     return CommitEnd(
-        extent=difference.extent,
+        extent=pair.extent,
         fleetwide=fleetwide,
         come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
-        moves=moves,
+        moves=_moves(base, head, names, old, uuids.keys()) if base is not None and site is not None else NO_MOVES,
         gone=tuple(sorted(old.keys() - new.keys())),
         gone_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
         gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
-        locations=moved.servers,
-        documents=moved.shared,
-        gone_documents=moved.gone,
-        no_site=_no_site(head, site) if site is not None else None,
+        locations=locations,
+        documents=documents,
+        gone_documents=gone_documents,
+        no_site=no_site,
     )
 
 
-class _Moved(NamedTuple):
-    """The source locations that differ."""
+def _moved_documents(
+    pair: CommitPair, come: Collection[str], site: str | None
+) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
+    """Return the places of documents that differ: of servers, of other documents, and the other documents that went.
 
-    servers: dict[str, ServerLocation]
-    shared: dict[str, DocumentLocation]
-    gone: tuple[str, ...]  # documents that servers may share, and that the commit does not have any more
-
-
-def _moved(difference: CommitPair, come: Collection[str], site: str | None) -> _Moved:
-    """Return the source locations that differ. ``come`` are the servers that the base does not have at the site."""
-    base, head = difference.base, difference.head
-    repository, texts = head.decided.repository, SourceTexts(head.decided.repository)
+    ``come`` are the servers that the base does not have at the site.
+    """
+    base, head = pair.base, pair.head
     if not _has_page(head):
-        return _Moved({}, {}, ())
+        return {}, {}, ()
+    repository, texts = head.repository, SourceTexts(head.repository)
     if base is None or not _has_page(base):
         documents = sorted(repository.origins)
     else:
-        documents = moved_documents(base.decided.repository, repository)
+        documents = moved_documents(base.repository, repository)
     names = _here(head, {*come, *(each.name for each in documents if each.kind == "Server")}, site)
     by_file = sorted((repository.origins[Id("Server", name)], name) for name in names)
     shared = [each for each in documents if each.kind != "Server"]
-    return _Moved(
-        servers={name: texts.of_server(name) for _, name in by_file},
-        shared={str(each): texts.of_shared(each) for each in shared if each in repository.origins},
-        gone=tuple(str(each) for each in shared if each not in repository.origins),
+    return (
+        {name: texts.of_server(name) for _, name in by_file},
+        {str(each): texts.of_shared(each) for each in shared if each in repository.origins},
+        tuple(str(each) for each in shared if each not in repository.origins),
     )
 
 
-def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[SystemUuid]) -> Moves:
+def _moves(
+    base: Evaluation,
+    head: Evaluation,
+    names: Collection[str],
+    old: Mapping[str, Server],
+    here: Collection[SystemUuid],
+) -> Moves:
     """Return the moves of machines that the base has at other sites. ``old`` are the base's servers at this site."""
-    base, head = difference.base, difference.head
-    assert base is not None  # noqa: S101 - without a base, the report has all servers and no moves
-    before = _here(base, difference.servers, None)
+    before, after = _here(base, names, None), _here(head, names, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
-    after = _here(head, difference.servers, None)
     now = {each.uuid: each for each in after.values()}
     was_at, is_at = _sites(base, before), _sites(head, after)
     passed_on = (
@@ -299,31 +280,30 @@ def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[S
     )
     return Moves(
         arrived=tuple(sorted(elsewhere.keys() & here)),
-        departed=tuple(
-            machine(base.decided.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())
-        ),
+        departed=tuple(machine(base.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())),
         passed_on=tuple(sorted(passed_on)),
     )
 
 
 def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
-    selection = sites(commit.decided.repository)
+    """Return the site of each server that is at one."""
+    selection = sites(commit.repository)
     found = {name: selection.of(server) for name, server in servers.items()}
     return {name: selected[0].name for name, selected in found.items() if selected}
 
 
-def _fleetwide(difference: CommitPair, site: str | None) -> FleetPart | None:
-    """Return the part of the report that is not about servers, or None if the base has the same part."""
-    said = _fleetwide_of(difference.head, site)
-    if difference.base is None:
-        return said
-    before = _fleetwide_of(difference.base, site)
-    return None if before == said else said
-
-
-def _fleetwide_of(commit: Evaluation, site: str | None) -> FleetPart:
-    repository, decisions = commit.decided.repository, commit.decided.decisions
-    shown = None
-    if _has_page(commit):
-        shown = canonical(fleet_facts(Places(repository), commit.opt_outs))
-    return fleet_part(repository.fleet.spec, decisions, commit.opt_outs, minimum_versions(repository), shown, site)
+def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Commit:
+    """Return the part of the report that is not about servers, as that of a ``revision``."""
+    repository, decisions = commit.repository, commit.decided.decisions
+    return Commit(
+        revision=revision,
+        fleet=repository.fleet.spec,
+        decisions=replace(decisions, revision=revision, servers={}, networks={}),
+        machines={},
+        sites={},
+        labels={},
+        opt_outs=commit.opt_outs,
+        minimum_versions=minimum_versions(repository),
+        site=site,
+        shown=canonical(fleet_facts(repository, commit.opt_outs)) if _has_page(commit) else None,
+    )

@@ -16,15 +16,14 @@ from typing import Final
 import msgspec
 
 from gitboot.child_processes import Spent, encode
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine, Moves
-from gitboot.jsonio import decoder, digest
-from gitboot.model.fleet import Evidence, FleetSpec, Output
+from gitboot.jsonio import decoder, digest, facts
+from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
-from gitboot.model.server import Architecture
 from gitboot.problems import Code, DatedProblem, Problem
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation
-from gitboot.resolve.policy_selection import MinimumVersion, OptOut
-from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host, Written
+from gitboot.resolve.server_decision import Decision, Host, Written
 from gitboot.review.guards import Extent
 
 # The limits of a commit grow with its files. On two slow cores, a first evaluation of 100,000 servers takes about 120 s
@@ -150,54 +149,11 @@ class ServerParts(msgspec.Struct, frozen=True, tag=True):
     servers: tuple[ServerPart, ...]
 
 
-class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet-wide part of a commit: everything that does not belong to one server."""
-
-    fleet: FleetSpec
-    base_url: str
-    outputs: tuple[Output, ...]
-    evidence: Evidence
-    sites: dict[str, str]
-    unknown: dict[Architecture, Boot] | None
-    unknown_not_found: bool
-    warnings: tuple[Problem, ...]
-    dated: tuple[DatedProblem, ...]
-    opt_outs: tuple[OptOut, ...]
-    minimum_versions: dict[str, MinimumVersion]
-    shown: bytes | None  # the streams and windows on the page, as JSON; None: no page is published
-    site: str | None  # the commit has only its servers; None: all servers
-
-
-def fleet_part(
-    fleet: FleetSpec,
-    decisions: Decisions,
-    opt_outs: tuple[OptOut, ...],
-    minimum_versions: dict[str, MinimumVersion],
-    shown: bytes | None,
-    site: str | None,
-) -> FleetPart:
-    return FleetPart(
-        fleet=fleet,
-        base_url=decisions.base_url,
-        outputs=tuple(sorted(decisions.outputs)),
-        evidence=decisions.evidence,
-        sites=dict(decisions.sites),
-        unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
-        unknown_not_found=decisions.unknown_not_found,
-        warnings=decisions.warnings,
-        dated=decisions.dated,
-        opt_outs=opt_outs,
-        minimum_versions=minimum_versions,
-        shown=shown,
-        site=site,
-    )
-
-
 class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of the report of a valid commit. Mappings have only entries that differ from the base."""
 
     extent: Extent
-    fleetwide: FleetPart | None  # None: that of the base
+    fleetwide: Commit | None  # without servers; None: that of the base
     come: tuple[str, ...]  # servers whose machines the base does not have
     moves: Moves  # between the site of the question and the other sites
     gone: tuple[str, ...]  # servers
@@ -242,6 +198,6 @@ def bytes_of(said: Decision) -> bytes:
 def verified_decision(data: bytes) -> Decision:
     """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
     found = decision(data)
-    if found.digest != digest(found.facts()):
+    if found.digest != digest(facts(found)):
         raise ValueError(f"the decision of {found.server} has another digest than its content")
     return found

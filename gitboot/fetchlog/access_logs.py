@@ -306,7 +306,9 @@ def of_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             "x-edge-detailed-result-type": str(detail),
             **more,
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
-            is_whole = {result, detail} <= _SENT and start == "-" and _is_within(length, int(sent))
+            # All of a body is among the bytes that were sent, which have the head as well.
+            is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
+            is_whole = {result, detail} <= _SENT and start == "-" and is_within
             at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
@@ -321,11 +323,6 @@ def of_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
                 agent=_sent(agent) if isinstance(agent, str) else None,
             )
     return None
-
-
-def _is_within(length: str, sent: int) -> bool:
-    """Whether all of a body is among the bytes that were sent, which have the head as well."""
-    return re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and sent > int(length)
 
 
 _LONGEST_LINE_BYTES: Final = 256 * 1024  # of what is longer, the pieces count as lines
@@ -446,9 +443,11 @@ class LogFile:
         since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
         for path, stat in found:
             is_log = path == self._path
-            if stat.st_ino in self._opened or not (is_log or self._is_new(stat)):
+            is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
+            if stat.st_ino in self._opened or not (is_log or is_new):
                 continue
-            if not is_log and self._is_growing(stat):
+            # A copy that is being made cannot be known again before it is whole.
+            if not is_log and self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size:
                 since_ns = min(since_ns or 0, stat.st_mtime_ns)
                 continue
             with suppress(FileNotFoundError):  # it has another name by now
@@ -465,13 +464,6 @@ class LogFile:
                     stat = path.stat()
                     if S_ISREG(stat.st_mode):
                         yield path, stat
-
-    def _is_new(self, stat: os.stat_result) -> bool:
-        return self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
-
-    def _is_growing(self, stat: os.stat_result) -> bool:
-        """Whether it may be a copy that is being made: it cannot be known again before it is whole."""
-        return self._sizes is not None and self._sizes.get(stat.st_ino) != stat.st_size
 
     def _added(self, file: _Opened) -> Iterator[bytes]:
         """The lines beyond every place that is known in this file: it may have been truncated, or be a copy."""
@@ -494,14 +486,13 @@ class LogFile:
         return place
 
     def _recall(self) -> None:
-        try:
-            document = json.loads(self._memory.read_bytes())
-        except FileNotFoundError:
-            return
-        except ValueError as error:
-            raise UsageError(f"{self._memory}: {error}; without it the log is read anew") from error
-        self._since_ns = document["since"]
-        self._places = [_Place(offset, mark) for offset, mark in document["places"]]
+        with suppress(FileNotFoundError):
+            try:
+                document = json.loads(self._memory.read_bytes())
+            except ValueError as error:
+                raise UsageError(f"{self._memory}: {error}; without it the log is read anew") from error
+            self._since_ns = document["since"]
+            self._places = [_Place(offset, mark) for offset, mark in document["places"]]
 
     def _write(self) -> None:
         document = {"log": str(self._path), "since": self._since_ns, "places": self._places}

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from ipaddress import ip_address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 from gitboot.files import write_whole
-from gitboot.jsonio import Digest, canonical, format_instant
+from gitboot.jsonio import Digest, canonical, facts, format_instant
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, means
 from gitboot.system_clock import Uptime
@@ -51,16 +52,6 @@ class NotGiven:
     at: datetime  # when it did
     times: int
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "reason": self.reason,
-            "server": self.server,
-            "words": self.words,
-            "client": self.client,
-            "at": format_instant(self.at),
-            "times": self.times,
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class UnnamedProxy:
@@ -68,9 +59,6 @@ class UnnamedProxy:
 
     address: str
     at: datetime  # when a request of it came, to ten minutes
-
-    def facts(self) -> dict[str, Any]:
-        return {"address": self.address, "at": format_instant(self.at)}
 
 
 _WORDS: Final = {
@@ -104,7 +92,15 @@ def first_of(refused: Iterable[NotGiven]) -> tuple[WhyNot, str] | None:
     by_reason: dict[WhyNot, list[NotGiven]] = {}
     for each in telling(refused):
         by_reason.setdefault(each.reason, []).append(each)
-    words = [_said(reason, by_reason[reason]) for reason in _WORDS if reason in by_reason]
+    words = []
+    for reason in (each for each in _WORDS if each in by_reason):
+        found = by_reason[reason]
+        last = max(found, key=lambda each: each.at)
+        others = f" {more(len({each.server for each in found}) - 1, 'server')}"
+        words.append(
+            f"{_WORDS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
+            f"{format_instant(last.at)}, {count(last.times, 'time')}){others}".rstrip()
+        )
     return (next(reason for reason in _WORDS if reason in by_reason), "; ".join(words)) if words else None
 
 
@@ -125,15 +121,6 @@ def unnamed_message(proxies: Iterable[UnnamedProxy]) -> str:
     )
 
 
-def _said(reason: WhyNot, found: list[NotGiven]) -> str:
-    last = max(found, key=lambda each: each.at)
-    others = f" {more(len({each.server for each in found}) - 1, 'server')}"
-    return (
-        f"{_WORDS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
-        f"{format_instant(last.at)}, {count(last.times, 'time')}){others}".rstrip()
-    )
-
-
 _T = TypeVar("_T")
 
 
@@ -146,18 +133,13 @@ def with_outcomes(items: Iterable[_T], observation_of: Callable[[_T], Observatio
     found = [(each, observation_of(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
     known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
-    return [item for item, each in found if not _is_overtaken(each, served, known)]
+    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # by the outcome of a line
+    return [item for item, each in found if each.intent is None or each.intent not in overtaken[each.outcome]]
 
 
 def that_use_up(observations: Iterable[Observation]) -> list[Observation]:
     """Return the observations that use a boot up: fetches, and intents whose outcome is not known."""
     return [each for each in with_outcomes(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD]
-
-
-def _is_overtaken(observation: Observation, served: set[str | None], known: set[str | None]) -> bool:
-    if observation.intent is None or observation.outcome is Outcome.SERVED:
-        return False
-    return observation.intent in (known if observation.outcome is None else served)
 
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
@@ -267,9 +249,8 @@ class Report(NamedTuple):
 
 def write_report(folder: Path, name: str, report: Report) -> None:
     """Leave the report of one endpoint in a spool; a disk that refuses it loses only that."""
-    content = {key: [each.facts() for each in values] for key, values in report._asdict().items()}
     with suppress(OSError):
-        write_whole(folder / f"{name}{SUFFIX}", canonical(content) + b"\n", mode=0o640)
+        write_whole(folder / f"{name}{SUFFIX}", canonical(facts(report)) + b"\n", mode=0o640)
 
 
 def remove_report(folder: Path, name: str) -> None:
@@ -292,12 +273,12 @@ def _read(path: Path) -> Iterator[NotGiven | UnnamedProxy]:
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
         lists = content if isinstance(content, dict) else {"refused": content}  # 2fefe59 writes a list
-        for facts in _list(lists.get("proxies")):
-            match facts:
+        for each in _list(lists.get("proxies")):
+            match each:
                 case {"address": str(address), "at": str(at)}:
                     yield UnnamedProxy(address=str(ip_address(address)), at=instant_of(at))
-        for facts in _list(lists.get("refused")):
-            match facts:
+        for each in _list(lists.get("refused")):
+            match each:
                 case {
                     "reason": str(reason),
                     "server": str(server),
@@ -323,6 +304,7 @@ def _list(value: Any) -> list[Any]:
 
 
 _MOST_FIELDS: Final = 100  # of a query
+_IPV6_NETWORK: Final = 64  # bits
 # User-Agents, from the beginning.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
 _SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last is Talos
@@ -374,6 +356,21 @@ def has_identity(query: Mapping[str, str]) -> bool:
 def is_machine(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether a request for a boot script has what a machine sends. A bare GET may be a monitor's."""
     return is_loader(agent) or (has_identity(query) and not is_tool(agent))
+
+
+@lru_cache(maxsize=4096)
+def network_of(client: str | None) -> str:
+    """Return what counts as one client: its address, or for IPv6 its /64 network, as a host chooses the rest itself.
+
+    RFC 4291. A client whose address is not known is named as it was recorded.
+    """
+    try:
+        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
+    except ValueError:
+        return client or ""
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or ip_network((address, _IPV6_NETWORK), strict=False))
+    return str(address)
 
 
 def parse_query(text: str) -> dict[str, str]:

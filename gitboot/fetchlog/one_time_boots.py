@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
-from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, whole_lines, writer_of
+from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
 from gitboot.jsonio import format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
-from gitboot.resolve.provisioning_record import FETCH_GRACE
-from gitboot.resolve.server_plan import SoleClaim
+from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation
@@ -26,7 +24,6 @@ OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
-_IPV6_NETWORK: Final = 64  # RFC 4291: an interface chooses the other half itself
 
 
 def secret_of(path: str) -> str | None:
@@ -55,16 +52,6 @@ def described(secret: str) -> str:
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
 
 
-@lru_cache(maxsize=4096)
-def network_of(client: str) -> str:
-    """Return the address of a client; of an IPv6 address its /64 network, within which a host may have any address."""
-    try:
-        address = ip_address(client)
-    except ValueError:  # a client whose address nobody knows
-        return client
-    return str(ip_network((address, _IPV6_NETWORK), strict=False)) if isinstance(address, IPv6Address) else client
-
-
 class AddressFetches(NamedTuple):
     """The fetches of one secret by one address, or by several that are not told apart."""
 
@@ -91,8 +78,12 @@ class SecretFetches:
     @property
     def seen(self) -> tuple[int, int]:
         """How many addresses have fetched it, and how many times. The addresses of ``others`` count as one."""
-        every = (*self.addresses.values(), *((self.others,) if self.others is not None else ()))
-        return len(every), sum(each.times for each in every)
+        return len(self.every), sum(each.times for each in self.every)
+
+    @property
+    def every(self) -> list[AddressFetches]:
+        """The fetches by each address, and those by ``others``."""
+        return [*self.addresses.values(), *filter(None, [self.others])]
 
     @property
     def is_unexpected(self) -> bool:
@@ -124,12 +115,12 @@ class InstallationFetches:
 
     @property
     def is_unexpected(self) -> bool:
-        return any(each.is_unexpected for name, each in self.secrets.items() if not is_report(name))
+        return any(each.is_unexpected for each in self.fetched.values())
 
     @property
     def last(self) -> datetime:
         """When any of them was fetched last."""
-        return max(each.last for secret in self.secrets.values() for each in _every(secret))
+        return max(each.last for secret in self.secrets.values() for each in secret.every)
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
@@ -155,12 +146,6 @@ class InstallationFetches:
             }
             for name, each in sorted(self.fetched.items())
         ]
-
-
-def _every(secret: SecretFetches) -> Iterator[AddressFetches]:
-    yield from secret.addresses.values()
-    if secret.others is not None:
-        yield secret.others
 
 
 class Given(NamedTuple):
@@ -287,57 +272,6 @@ def is_lease(giver: str) -> bool:
     return "/" in giver
 
 
-class SpoolElsewhere(Protocol):
-    """A shared fetch log. Its methods may be called from any thread."""
-
-    @property
-    def name(self) -> str:
-        """The name that messages give it."""
-
-    @property
-    def giver(self) -> str | None:
-        """The identity under which one-time boots may be served now; None: they may not."""
-
-    @property
-    def forgotten(self) -> int:
-        """How many times entries had been deleted at the last question."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the last question had no answer."""
-
-    def given(self, server: str, offer: str, report: str | None) -> Given | None:
-        """Return how a boot was served, by any host. Raises `Unrecordable`."""
-
-    def reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported since its boot was served last. Raises `Unrecordable`."""
-
-    def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool]) -> None:
-        """Write a fetch durably before it is answered from a tree that names this ``giver``.
-
-        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
-        the database takes it.
-        """
-
-    def close(self) -> None:
-        """Close the connections."""
-
-    def ping(self) -> None:
-        """Ask a question if the last one failed, or is some seconds old."""
-
-    def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
-        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
-
-        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
-        """
-
-    def go_back(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if more than that was taken of its file.
-
-        Raises `NotTaken`.
-        """
-
-
 _INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site
 _HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
 
@@ -347,13 +281,9 @@ def claims_in(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]
 
     ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
     """
-    files = [file for folder in folders for file in (folder / _INSTANCE_FILE, *_host_files(folder))]
-    found = ((file, _sites_in(file)) for file in dict.fromkeys(files))
+    places = [(folder / _INSTANCE_FILE, *(aside(folder) / name for name in _HOST_FILES)) for folder in folders]
+    found = ((file, _sites_in(file)) for file in dict.fromkeys(chain.from_iterable(places)))
     return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
-
-
-def _host_files(folder: Path) -> list[Path]:
-    return [aside(folder) / name for name in _HOST_FILES]
 
 
 def _sites_in(file: Path) -> tuple[str, ...] | None:

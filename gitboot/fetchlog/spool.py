@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.log_entries import Observation, Outcome, instant_of
-from gitboot.files import write_whole
+from gitboot.files import lock_file, sync_folder, write_whole
 from gitboot.jsonio import Digest, canonical, format_instant
 from gitboot.system_clock import Uptime
 
@@ -26,7 +25,6 @@ MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _RESTART_S: Final = 0.1  # after its thread died: no boot is served until it records again
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 SUFFIX: Final = ".jsonl"
-_SUFFIX: Final = SUFFIX
 IDENTITY: Final = "id"
 _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
@@ -44,7 +42,7 @@ def identity(folder: Path) -> str:
         with suppress(FileExistsError):  # another process was first
             path.hardlink_to(made)
         made.unlink()
-        _sync_folder(folder)
+        sync_folder(folder)
     return path.read_text().strip()
 
 
@@ -91,7 +89,11 @@ class SpoolFile:
                 raise OSError("only a part was written")
             os.fdatasync(self._fd)
         except OSError:
-            self._cut_off()
+            # Cut off what was not written wholly, and close the file: after a failed sync it is not trusted any more.
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+                os.fsync(self._fd)
+            self.close()
             raise
         self._size += len(lines)
 
@@ -110,12 +112,12 @@ class SpoolFile:
         """Open a file under a new name; it is locked before it can be seen."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
-        hidden, path = self._folder / f".{name}", self._folder / f"{name}{_SUFFIX}"
+        hidden, path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
         fd = os.open(hidden, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock_file(fd, waits=True)
             hidden.rename(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except BaseException:
             os.close(fd)
             for each in (hidden, path):
@@ -123,30 +125,10 @@ class SpoolFile:
             raise
         self._fd, self._size = fd, 0
 
-    def _cut_off(self) -> None:
-        """Cut off what was not written wholly, and close the file: after a failed sync it is not trusted any more."""
-        assert self._fd is not None  # noqa: S101
-        with suppress(OSError):
-            os.ftruncate(self._fd, self._size)
-            os.fsync(self._fd)
-        self.close()
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
 
 class _Entry(NamedTuple):
     line: bytes
     written: Future[None]
-
-
-class _Call(NamedTuple):
-    run: Callable[[], None]
 
 
 class Spool:
@@ -158,7 +140,7 @@ class Spool:
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
         self._file = SpoolFile(folder, most_bytes)
-        self._queue: SimpleQueue[_Entry | _Call | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Entry | Callable[[], None] | None] = SimpleQueue()
         self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
 
@@ -179,7 +161,7 @@ class Spool:
                 except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
                     done.set_exception(error)
 
-        self._queue.put(_Call(run))
+        self._queue.put(run)
         return done
 
     def close(self) -> None:
@@ -200,14 +182,26 @@ class Spool:
             if ends:
                 return
 
-    def _take(self, waiting: list[_Entry | _Call]) -> None:
+    def _take(self, waiting: list[_Entry | Callable[[], None]]) -> None:
+        """Write the lines that wait with one sync, and then make the calls."""
         entries = [each for each in waiting if isinstance(each, _Entry)]
-        self._write([each for each in entries if each.written.set_running_or_notify_cancel()])
+        entries = [each for each in entries if each.written.set_running_or_notify_cancel()]
+        failure = None
+        try:
+            if entries:
+                self._file.append(b"".join(entry.line for entry in entries))
+        except OSError as error:
+            failure = error
+        for entry in entries:
+            if failure is not None:
+                entry.written.set_exception(failure)
+            else:
+                entry.written.set_result(None)
         for each in waiting:
-            if isinstance(each, _Call):
-                each.run()
+            if not isinstance(each, _Entry):
+                each()
 
-    def _more(self, first: _Entry | _Call) -> tuple[list[_Entry | _Call], bool]:
+    def _more(self, first: _Entry | Callable[[], None]) -> tuple[list[_Entry | Callable[[], None]], bool]:
         """All that waits by now, and whether the end is asked for."""
         waiting = [first]
         while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
@@ -215,18 +209,6 @@ class Spool:
                 return waiting, True
             waiting.append(each)
         return waiting, False
-
-    def _write(self, entries: list[_Entry]) -> None:
-        if not entries:
-            return
-        try:
-            self._file.append(b"".join(entry.line for entry in entries))
-        except OSError as error:
-            for entry in entries:
-                entry.written.set_exception(error)
-            return
-        for entry in entries:
-            entry.written.set_result(None)
 
 
 def line_of(observation: Observation) -> bytes:
@@ -319,9 +301,7 @@ def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
     """The files that were taken wholly and to which nothing is added any more, each locked while it is looked at."""
     for path in files(folder):
         with suppress(FileNotFoundError), path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_file(file.fileno()):
                 continue
             taken = offsets.get(path.name, -1)
             file.seek(max(taken, 0))
@@ -332,34 +312,24 @@ def spent(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
 def files(folder: Path) -> list[Path]:
     """What was written in a spool: each file is one writer's."""
     try:
-        return sorted(path for path in folder.iterdir() if path.suffix == _SUFFIX and path.is_file())
+        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and path.is_file())
     except FileNotFoundError:
         return []
 
 
 def whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
     """Each whole line from a place on, with its own; none of a file that is gone by now."""
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield begin, line
-                    begin += len(line)
-    except FileNotFoundError:  # another instance has forgotten it
-        return
-
-
-def _uptime(value: object) -> Uptime | None:
-    match value:
-        case [str(boot), int() | float() as seconds] if 0 <= seconds < _LONGEST_UP_S:
-            return Uptime(boot, seconds)
-    return None
+    with suppress(FileNotFoundError), path.open("rb") as file:  # another instance may have forgotten it
+        file.seek(begin)
+        for line in file:
+            if line.endswith(b"\n"):
+                yield begin, line
+                begin += len(line)
 
 
 def parse(line: bytes) -> Observation | int | None:
     """The observation that a line is, or None. A number is the place of a line that 2fefe59 took back."""
-    try:
+    with suppress(ValueError, RecursionError):
         match json.loads(line):
             case {"not": int(offset)}:
                 return offset
@@ -373,6 +343,11 @@ def parse(line: bytes) -> Observation | int | None:
                 digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
                 offer, up, times = more.get("offer"), more.get("up"), more.get("times")
                 intent, outcome = more.get("intent"), more.get("outcome")
+                match up:
+                    case [str(boot), int() | float() as seconds] if 0 <= seconds < _LONGEST_UP_S:
+                        up = Uptime(boot, seconds)
+                    case _:
+                        up = None
                 return Observation(
                     server=server,
                     path=path,
@@ -382,14 +357,12 @@ def parse(line: bytes) -> Observation | int | None:
                     modified=modified if isinstance(modified, int) else None,
                     offer=Digest(offer) if isinstance(offer, str) else None,
                     log=log if isinstance(log, str) else None,
-                    up=_uptime(up),
+                    up=up,
                     times=times if isinstance(times, int) and 1 <= times < _MOST_TIMES else 1,
                     is_evidence=more.get("isEvidence") is not False,
                     intent=intent if isinstance(intent, str) else None,
                     outcome=Outcome(str(outcome)) if outcome is not None else None,
                 )
-    except (ValueError, RecursionError):
-        pass
     return None
 
 
@@ -418,12 +391,10 @@ class ForwardedBatch(NamedTuple):
 
 def next_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
     """Return the whole lines of a writer's file from ``begin`` on, as many as a batch may have; none at its end."""
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            found = file.read(BATCHES_MOST_BYTES)
-    except FileNotFoundError:
-        found = b""
+    found = b""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(begin)
+        found = file.read(BATCHES_MOST_BYTES)
     return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
 
 

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
-from functools import lru_cache, reduce
-from ipaddress import IPv6Address, ip_address, ip_network
+from functools import reduce
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
-from gitboot.fetchlog.log_entries import instant_of
+from gitboot.fetchlog.log_entries import instant_of, network_of
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars import (
@@ -111,10 +110,9 @@ def inventoried(found: Mapping[str, Any], path: str, client: str, at: datetime) 
 
 
 def _inventory(found: object) -> Findings | None:
-    try:
+    with suppress(ValueError):
         return findings_of(found) if isinstance(found, dict) else None
-    except ValueError:
-        return None
+    return None
 
 
 def _uuid(text: object) -> SystemUuid | None:
@@ -151,7 +149,8 @@ class UnknownMachines:
     def add(self, machine: UnknownMachine) -> bool:
         """Take note of one that has asked; whether it is new, and kept."""
         known = {id(each): each for name in _names(machine) if (each := self._by_identity.get(name)) is not None}
-        if not known and not self._has_room(machine):
+        is_crowded = self._of_network[network_of(machine.client)] >= MOST_OF_ONE or len(self._machines) >= MOST
+        if not known and is_crowded:
             self.unkept += machine.times
             return False
         for each in known.values():
@@ -167,9 +166,6 @@ class UnknownMachines:
         for each in self.machines:
             if each.last <= at - KEPT:
                 self._drop(each)
-
-    def _has_room(self, machine: UnknownMachine) -> bool:
-        return len(self._machines) < MOST and self._of_network[network_of(machine.client)] < MOST_OF_ONE
 
     def _drop(self, machine: UnknownMachine) -> None:
         del self._machines[id(machine)]
@@ -198,18 +194,6 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
     )
 
 
-@lru_cache(maxsize=4096)
-def network_of(client: str | None) -> str:
-    """Return what counts as one client: its address; in IPv6 its /64 network, which a client has for itself."""
-    try:
-        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
-    except ValueError:
-        return ""
-    if isinstance(address, IPv6Address):
-        return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
-    return str(address)
-
-
 # As JSON
 
 
@@ -232,7 +216,7 @@ def parse_unknown(data: bytes) -> UnknownMachines:
 
 
 def _machine(facts: object) -> UnknownMachine | None:
-    try:
+    with suppress(Malformed, ValueError, AttributeError):
         match facts:
             case {
                 "macs": list(macs),
@@ -258,8 +242,6 @@ def _machine(facts: object) -> UnknownMachine | None:
                     server=server,
                     inventory=_inventory(more.get("inventory")),
                 )
-    except (Malformed, ValueError, AttributeError):
-        pass
     return None
 
 
@@ -360,11 +342,9 @@ _HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}, and what el
 def _interfaces(listed: object) -> Iterator[FoundInterface]:
     for each in _mappings(listed):
         link = each.get("link")
-        try:
+        with suppress(Malformed):
             mac = parse_lookup_mac(each.get("mac"))
-        except Malformed:
-            continue
-        yield FoundInterface(mac=mac, name=_words(each.get("name")), link=link if isinstance(link, bool) else None)
+            yield FoundInterface(mac=mac, name=_words(each.get("name")), link=link if isinstance(link, bool) else None)
 
 
 def _disks(listed: object) -> Iterator[FoundDisk]:

@@ -4,233 +4,61 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
-from gitboot.model.fields import read
+from gitboot.model.fields import Fault, Invalid, Misfit, read
 from gitboot.model.scalars import Malformed, Path, parse_name, shown
 from gitboot.model.server import Server
 from gitboot.problems import MAX_KEPT, Code, Problem
 from gitboot.text import did_you_mean, printable
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Broken:
-    """A document that is no resource, and why."""
-
-    findings: tuple[Finding, ...]
-    id: Id | None = None  # None where its kind or name is not known
-
-
-def checked(value: dict[str, Value]) -> Resource | Broken:
-    """A document against the schema of its kind."""
+def read_resource(value: dict[str, Value]) -> Resource:
+    """Return a document as a resource of its kind. Raises `Invalid` with everything that is wrong with the document."""
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
-        return Broken(findings=(Finding(("kind",), partial(_no_kind, kind)),))
-    kind = str(kind)
+        code, message = Code.KIND, f"there is no kind {shown(kind)}"
+        if kind is None:
+            code, message = Code.MISSING_FIELD, "every document says its kind"
+        otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
+        find_hint = partial(did_you_mean, kind, KINDS, otherwise)
+        raise Invalid([Fault((), Misfit(code, message, at=("kind",), find_hint=find_hint))])
     if version != API_VERSION:
-        return Broken(findings=(Finding(("apiVersion",), partial(_other_version, version)),), id=_id(kind, value))
-    try:
-        return read(KINDS[kind], value)
-    except ValueError:
-        return _examined(kind, value)
+        code = Code.MISSING_FIELD if version is None else Code.API_VERSION
+        message = f"expected apiVersion {API_VERSION}, found {shown(version)}"
+        raise Invalid([Fault((), Misfit(code, message, f"write apiVersion: {API_VERSION}", ("apiVersion",)))])
+    return read(KINDS[kind], value)
 
 
-def _examined(kind: str, value: dict[str, Value]) -> Resource | Broken:
-    """A document with which something is wrong."""
-    from pydantic import ValidationError
-
-    try:
-        resource: Resource = adapter(kind).validate_python(value)
-    except ValidationError as error:
-        return Broken(findings=findings(kind, error), id=_id(kind, value))
-    return resource
-
-
-def _no_kind(found: Value) -> Wording:
-    if found is None:
-        message, code = "every document says its kind", Code.MISSING_FIELD
-    else:
-        message, code = f"there is no kind {shown(found)}", Code.KIND
-    hint = did_you_mean(found, KINDS, f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore")
-    return Wording(code, message, hint)
-
-
-def _other_version(found: Value) -> Wording:
-    code = Code.MISSING_FIELD if found is None else Code.API_VERSION
-    message = f"expected apiVersion {API_VERSION}, found {shown(found)}"
-    return Wording(code, message, f"write apiVersion: {API_VERSION}")
-
-
-def _id(kind: str, value: dict[str, Value]) -> Id | None:
-    metadata = value.get("metadata")
+def _id(value: dict[str, Value]) -> Id | None:
+    """Return the kind and the name of a document, or None if gitboot cannot read one of them."""
+    kind, metadata = value.get("kind"), value.get("metadata")
+    if not isinstance(kind, str) or kind not in KINDS or not isinstance(metadata, dict):
+        return None
     with suppress(Malformed):
-        return Id(kind, parse_name(metadata.get("name") if isinstance(metadata, dict) else None))
+        return Id(str(kind), parse_name(metadata.get("name")))
     return None
-
-
-class Wording(NamedTuple):
-    """What a problem says."""
-
-    code: Code
-    message: str
-    hint: str
-
-
-class Finding(NamedTuple):
-    """One thing that is wrong with a document: where in it, and what, put into words only where it is shown."""
-
-    at: Path
-    word: Callable[[], Wording]
-    key: bool = False  # it is the key at this path that is wrong, not its value
-
-
-def findings(kind: str, error: ValidationError) -> tuple[Finding, ...]:
-    """Everything that is wrong with a document of ``kind``, without what only follows from it."""
-    found = error.errors(include_url=False)
-    consequences = _consequences([each["loc"] for each in found if each["type"] == "too_short"], found)
-    return tuple(
-        _finding(kind, each) for each in found if each["type"] != "too_short" or each["loc"] not in consequences
-    )
-
-
-def _consequences(short: Collection[Path], errors: list[Any]) -> set[Path]:
-    """Where a list is too short only because its items are malformed: those are errors as well."""
-    found = Counter(short)
-    for error in errors:
-        loc = error["loc"]
-        found.update(loc[:length] for length in range(len(loc)) if loc[:length] in found)
-    return {loc for loc, count in found.items() if count > 1}
-
-
-def _finding(kind: str, error: Any) -> Finding:
-    at: Path = tuple(step for step in error["loc"] if step not in _TAGS)
-    if key := at[-1:] == ("[key]",) and error["type"] != "unexpected_keyword_argument":
-        at = at[:-1]
-    match error["type"]:
-        case "value_error":
-            malformed = error["ctx"]["error"]
-            return Finding(at + malformed.at, partial(_malformed, malformed, at), key)
-        case "missing":
-            return Finding(at[:-1], partial(_missing, at), key=True)
-        case "unexpected_keyword_argument":
-            return Finding(at, partial(_unknown_field, kind, at), key=True)
-        case "enum" | "literal_error":
-            return Finding(at, partial(_choice, kind, error, at, key), key)
-        case "too_short":
-            return Finding(at, partial(_empty, at))
-    return Finding(at, partial(_shape, error, at))
-
-
-_TAGS: Final = frozenset({"(profile)", "(selector)", "(word)"})  # the branch of a union, in pydantic's paths
-_SHAPES: Final = {
-    "dataclass_type": "a mapping",
-    "dict_type": "a mapping",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "string_type": "a single value",
-}
-
-
-def _malformed(error: Malformed, at: Path) -> Wording:
-    return Wording(error.code, f"{dotted(at)}: {error.message}", error.hint or error.code.hint)
-
-
-def _missing(at: Path) -> Wording:
-    return Wording(Code.MISSING_FIELD, f"{dotted(at[:-1])} needs {at[-1]}", f"add {at[-1]}")
-
-
-def _empty(at: Path) -> Wording:
-    return Wording(Code.EMPTY, f"{dotted(at)} needs at least one item", "add one")
-
-
-def _shape(error: Any, at: Path) -> Wording:
-    message = f"{dotted(at)}: expected {_SHAPES[error['type']]}, found {shown(error['input'])}"
-    return Wording(Code.SHAPE, message, Code.SHAPE.hint)
-
-
-def _unknown_field(kind: str, at: Path) -> Wording:
-    fields = schema_at(kind, at[:-1]).get("properties", {})
-    message = f"{dotted(at[:-1])} has no field {shown(at[-1])}"
-    hint = did_you_mean(at[-1], fields, f"it has {', '.join(sorted(fields))}")
-    return Wording(Code.UNKNOWN_FIELD, message, hint)
-
-
-def _choice(kind: str, error: Any, at: Path, key: bool) -> Wording:
-    words = _QUOTED.findall(error["ctx"]["expected"])
-    fields = {} if key else schema_at(kind, at).get("properties", {})
-    mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
-    message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
-    hint = did_you_mean(error["input"], words, f"write one of {', '.join(words)}{mapping}")
-    return Wording(Code.CHOICE, message, hint)
-
-
-_QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>
-
-
-@cache
-def adapter(kind: str) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # only here: nothing is wrong with most fleets
-
-    return TypeAdapter(KINDS[kind])
-
-
-@cache
-def _schema(kind: str) -> dict[str, Any]:
-    return adapter(kind).json_schema()
-
-
-def schema_at(kind: str, path: Path) -> dict[str, Any]:
-    """The JSON Schema of what ``path`` leads to in a document of ``kind``."""
-    root = _schema(kind)
-
-    def resolved(node: dict[str, Any]) -> dict[str, Any]:
-        if "$ref" in node:
-            return resolved(root["$defs"][node["$ref"].rpartition("/")[2]])
-        branches = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
-        return next(
-            (branch for branch in branches if branch.keys() & {"properties", "enum", "items"}),
-            branches[0] if branches else node,
-        )
-
-    def inside(node: dict[str, Any], step: str | int) -> dict[str, Any]:
-        candidates: list[Any] = []
-        for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), node):
-            found = resolved(branch)
-            candidates.append(found.get("items") if isinstance(step, int) else found.get("properties", {}).get(step))
-            candidates.append(found.get("additionalProperties"))
-        return next(each for each in candidates if isinstance(each, dict))
-
-    node = root
-    for step in path:
-        node = inside(node, step)
-    structures = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
-    with_fields = [branch for branch in structures if "properties" in branch]
-    return with_fields[0] if with_fields else resolved(node)
 
 
 START: Final = Place(1, 1)  # of a file in which no line is to blame
 
 
 def problem_at(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
-    """A problem of a file; what the code itself hints at fixes it where nothing better is known."""
+    """Return a problem at a place of a file. Without a hint, the problem has the hint of its code."""
     return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: spec.interfaces[0].mac; keys that go on and on do not."""
+    """Return a path as people write it, such as spec.interfaces[0].mac. Long keys are cut."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
     return printable("".join(steps)).removeprefix(".") or "the document"
 
@@ -239,24 +67,13 @@ _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 
 
 class Unread(NamedTuple):
-    """A document, or what may be several, of which it is not known which resource it is."""
+    """A document whose kind or name gitboot cannot read, or a text that may be several documents."""
 
     kind: str | None  # None: it may be of any
     names: frozenset[str] | None  # that it may have: what stands in it; None: nobody has read it
 
 
 ANYTHING: Final = Unread(None, None)
-
-
-def unread_text(data: bytes) -> Unread:
-    """What a text that is no YAML may be: its name stands there."""
-    return Unread(None, frozenset(_NAMES.findall(data.decode(errors="replace"))))
-
-
-def unread_document(kind: Value, value: Value) -> Unread:
-    """What a document may be whose kind or name is none: its name is likely there, in another place or spelling."""
-    names = frozenset(name for text in _texts(value) for name in _NAMES.findall(text.lower()))
-    return Unread(kind if isinstance(kind, str) and kind in KINDS else None, names)
 
 
 def _texts(value: Value) -> Iterator[str]:
@@ -272,7 +89,7 @@ def _texts(value: Value) -> Iterator[str]:
 
 
 class AllUnread:
-    """All of a revision's."""
+    """The documents of a revision whose kind or name gitboot cannot read."""
 
     def __init__(self, found: Iterable[Unread]) -> None:
         self._unknown: set[str | None] = set()  # kinds of which one may have any name
@@ -289,13 +106,13 @@ class AllUnread:
             self._names |= {(found.kind, name) for name in found.names}
 
     def may_hold(self, kind: str, name: str) -> bool:
-        """Whether a resource that is nowhere else may be one of these."""
+        """Return whether one of these documents may be this resource."""
         return any(each in self._unknown or (each, name) in self._names for each in (kind, None))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedBlob:
-    """What one blob says wherever it lies: resources by document, problems without a path."""
+    """The documents of one blob, at whatever path: its resources, and its problems without their path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)
     problems: tuple[Problem, ...]  # the first ones, sorted
@@ -315,7 +132,7 @@ ParseCache = MutableMapping[BlobId, ParsedBlob]
 
 
 def parse_blob(data: bytes, path: str) -> ParsedBlob:
-    """What a file says: each of its documents as a resource, or with its problems."""
+    """Return the documents of a file: each is a resource, or has problems."""
     if is_lfs_pointer(data):
         problem = problem_at(path, START, Code.LFS_POINTER, Code.LFS_POINTER.headline)
         return ParsedBlob(resources=(), problems=(problem,), more=0, broken=(), unread=(ANYTHING,))
@@ -324,19 +141,22 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     problems: list[Problem] = []
     more = parsed.more
     broken: list[Id] = []
-    unread = [ANYTHING] if parsed.unread is None else [unread_text(text) for text in parsed.unread]
+    unread = [ANYTHING]
+    if parsed.unread is not None:  # the name of a document that is no YAML is likely in its text
+        unread = [Unread(None, frozenset(_NAMES.findall(text.decode(errors="replace")))) for text in parsed.unread]
     for document in parsed.documents:
-        found = checked(document.value)
-        if not isinstance(found, Broken):
-            resources.append((document.index, found))
-            continue
-        shown = _problems(data, path, document.index, found.findings, MAX_KEPT - len(problems))
-        problems += shown
-        more += len(found.findings) - len(shown)
-        if found.id is not None:
-            broken.append(found.id)
-        else:
-            unread.append(unread_document(document.value.get("kind"), document.value))
+        try:
+            resources.append((document.index, read_resource(document.value)))
+        except Invalid as invalid:
+            shown = _problems(data, path, document.index, invalid.faults, MAX_KEPT - len(problems))
+            problems += shown
+            more += len(invalid.faults) - len(shown)
+            if (key := _id(document.value)) is not None:
+                broken.append(key)
+            else:  # its name is likely there, in another place or spelling
+                kind, texts = document.value.get("kind"), _texts(document.value)
+                names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
+                unread.append(Unread(kind if isinstance(kind, str) and kind in KINDS else None, names))
     problems = sorted([*problems, *parsed.problems])
     return ParsedBlob(
         resources=tuple(resources),
@@ -347,17 +167,20 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     )
 
 
-def _problems(data: bytes, path: str, index: int, findings: Iterable[Finding], at_most: int) -> list[Problem]:
-    """The first findings of a document, by their places."""
+def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_most: int) -> list[Problem]:
+    """Return the first faults of a document, by their places."""
     if at_most <= 0:
         return []
-    placed = [(locate(data, index, each.at, key=each.key), each) for each in findings]
+    placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]
     placed.sort(key=itemgetter(0))
-    return [problem_at(path, place, *each.word()) for place, each in placed[:at_most]]
+    return [
+        problem_at(path, place, each.error.code, *each.error.describe(dotted(each.path)))
+        for place, each in placed[:at_most]
+    ]
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
-    """What the file at ``path`` says; one that no fleet needs is not read."""
+    """Return the documents of the file at ``path``. gitboot does not read a file that is too large."""
     try:
         return parse_blob(snapshot.read(blob), path)
     except Oversized as error:
@@ -367,7 +190,7 @@ def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:
 
 
 def oversized(path: str, at: Place, error: Oversized) -> Problem:
-    """The problem of a file that was not read."""
+    """Return the problem of a file that is too large to be read."""
     return problem_at(path, at, Code.FILE_TOO_LARGE, too_large(error))
 
 
@@ -396,7 +219,7 @@ class NotSealed(ValueError):
 
 
 def sealed(data: bytes) -> bytes:
-    """The file without its armor; raise `NotSealed` where it is none that an endpoint with the right key could open."""
+    """Return an encrypted file without its armor. Raises `NotSealed` if no endpoint could open the file."""
     if len(data) > MOST_BYTES:
         raise NotSealed(f"it has {len(data):,} bytes, over {MOST_BYTES:,}")
     if found := _ARMOR.fullmatch(data):

@@ -20,11 +20,11 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     is_stand_in,
 )
-from gitboot.model.server import Bmc, Server
+from gitboot.model.server import Server
 
 
 class Identity(NamedTuple):
-    """Something that no two servers share."""
+    """A value that no two servers share."""
 
     what: str
     value: str
@@ -33,7 +33,7 @@ class Identity(NamedTuple):
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether many machines show it, or it is gitboot's own stand-in for an unknown UUID."""
+        """Return whether many machines show this value, or the value stands for an unknown UUID."""
         match self.what:
             case "UUID":
                 uuid = SystemUuid(self.value)
@@ -61,27 +61,24 @@ def identities(server: Server) -> Iterator[Identity]:
         for index, address in enumerate(interface.addresses):
             ip = address.partition("/")[0]
             yield Identity("address", ip, ip, (*at, "addresses", index))
-    if spec.bmc is not None:
-        yield from _identities_of_bmc(server, spec.bmc)
-
-
-def _identities_of_bmc(server: Server, bmc: Bmc) -> Iterator[Identity]:
-    spec, at = server.spec, ("spec", "bmc")
+    if (bmc := spec.bmc) is None:
+        return
     place = " ".join(filter(None, (bmc.address, bmc.system)))
-    yield Identity("BMC", place, " ".join(filter(None, place_of(bmc.address, bmc.system))), (*at, "address"))
+    same = " ".join(filter(None, place_of(bmc.address, bmc.system)))
+    yield Identity("BMC", place, same, ("spec", "bmc", "address"))
     if bmc.reports is None:
         return
     # What a BMC shows is its machine's alone, as what a document says of a machine is.
     uuid, serial = bmc.reports.uuid, bmc.reports.serial
     if uuid is not None and uuid not in byte_orders(server.uuid):
-        yield Identity("UUID", uuid, byte_orders(uuid)[0], (*at, "reports", "uuid"))
+        yield Identity("UUID", uuid, byte_orders(uuid)[0], ("spec", "bmc", "reports", "uuid"))
     if serial is not None and serial.upper() != (spec.serial or "").upper():
-        yield Identity("serial", serial, serial.upper(), (*at, "reports", "serial"))
+        yield Identity("serial", serial, serial.upper(), ("spec", "bmc", "reports", "serial"))
 
 
 @lru_cache(maxsize=1 << 16)
 def place_of(address: str, system: str | None) -> tuple[str, str | None]:
-    """Where a BMC is reached, in one spelling: two places are equal where they are one BMC and one system of it."""
+    """Return the address and the system of a BMC in one spelling. They are equal if they mean one system of one BMC."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
@@ -89,7 +86,7 @@ def place_of(address: str, system: str | None) -> tuple[str, str | None]:
 
 
 def _host(host: str) -> str:
-    """A host's name in small letters, without the dot of the root; an address in its short form."""
+    """Return a host name in small letters without the dot of the root, or an IP address in its short form."""
     try:
         address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: how a URL writes the zone's sign
     except ValueError:
@@ -98,7 +95,7 @@ def _host(host: str) -> str:
 
 
 def _path(path: str) -> str:
-    """A path without empty segments and a slash at its end, and with nothing encoded that need not be."""
+    """Return a path without empty segments and without a slash at its end. Only characters that need it are encoded."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
 
 
@@ -134,18 +131,18 @@ class BmcAccess:
 
     @property
     def by_ipmi(self) -> bool:
-        """Whether it is asked by IPMI, and not by Redfish."""
+        """Return whether gitboot reaches this BMC by IPMI, and not by Redfish."""
         return self.address.lower().startswith("ipmi:")
 
     @property
     def place(self) -> tuple[str, str | None]:
-        """What two BMCs cannot share, however it is spelt."""
+        """Return the address and the system in one spelling. No two BMCs share both."""
         return place_of(self.address, self.system)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a Server document says of a machine's identity."""
+    """The identity of a machine, as its Server document states it."""
 
     uuid: SystemUuid
     name: str
@@ -155,7 +152,7 @@ class Machine:
     replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
 
     def marks(self) -> Iterator[tuple[str, str]]:
-        """What no other machine has while this one stands: (what it is, its value)."""
+        """Return what no other machine has while this machine is described: (what it is, its value)."""
         yield "name", self.name
         yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
         if self.serial is not None and not is_placeholder_serial(self.serial):
@@ -166,7 +163,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moves:
-    """Machines between one site and the others; what has become of them there, it cannot know."""
+    """Machines that move between one site and the others. The instance of a site has no records of the other sites."""
 
     arrived: tuple[SystemUuid, ...] = ()  # from another site
     departed: tuple[Machine, ...] = ()  # from another site, and perhaps out of the fleet
@@ -181,14 +178,14 @@ NO_MOVES: Final = Moves()
 
 
 def machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
-    """The machines that a commit describes, or those of these names, by UUID, in the order of their names."""
+    """Return the machines of a commit, or those with these names, by UUID and in the order of their names."""
     servers = repository.servers
     wanted = servers if names is None else sorted(name for name in names if name in servers)
     return {servers[name].uuid: machine(repository, servers[name]) for name in wanted}
 
 
 def machine(repository: FleetRepository, server: Server) -> Machine:
-    """What a commit says of one machine's identity."""
+    """Return the identity of one machine in a commit."""
     spec, bmc = server.spec, server.spec.bmc
     access = None
     if bmc is not None:
@@ -213,7 +210,7 @@ def machine(repository: FleetRepository, server: Server) -> Machine:
 
 
 def taken_over(seen: Iterable[Machine], before: Iterable[Machine]) -> dict[SystemUuid, tuple[str, str, Machine]]:
-    """Machines under a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
+    """Return the machines with a new UUID that carry a mark of another: (what, its value, whose), by the new UUID.
 
     A new motherboard brings a new UUID into the same chassis, where an installed system may lie on the disks.
     """

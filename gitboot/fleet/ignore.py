@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ MAX_BYTES: Final = 64 * 1024
 
 @lru_cache(maxsize=2)  # of the accepted commit and of the next one
 def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
-    """What a file leaves out, and its lines that can match nothing."""
+    """Return the patterns of a file, and its lines that can match nothing."""
     patterns, malformed = [], []
     for line in lines(data):
         try:
@@ -30,7 +31,7 @@ def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
 
 
 class Ignore:
-    """Which paths are left out; what it was asked once, it knows."""
+    """The patterns of .gitbootignore. They remember their answers."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
@@ -38,7 +39,7 @@ class Ignore:
         self.leaves_out: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._leaves_out)
 
     def _leaves_out(self, path: str) -> bool:
-        """Whether a path, or a folder that it lies in, is left out; a path that ends with "/" is a folder."""
+        """Return whether a path, or a folder above it, is left out. A path that ends with "/" is a folder."""
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._behind(folder) if slash else self._automaton.start
         if states is None:
@@ -47,7 +48,7 @@ class Ignore:
         return self._automaton.leaves_out(states, is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
-        """The states behind a folder's "/"; None where it is left out: nothing below can be taken in again."""
+        """Return the states behind the "/" of a folder, or None if the folder and all below it are left out."""
         states = self._automaton.start
         for name in folder.split("/"):
             states = self._automaton.through(states, name)
@@ -62,7 +63,7 @@ _PATHS: Final = 256 * 1024
 
 
 class _States:
-    """What each state of the automaton is: a token that comes next, or the end of a pattern; in the lines' order."""
+    """The states of the automaton, in the order of the lines: a token that comes next, or the end of a pattern."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._next = 0
@@ -79,7 +80,10 @@ class _States:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
             for token in pattern.tokens:
                 self._add(token)
-            self._end(pattern)
+            state = self._state()
+            self.ends.append(state)
+            self.file_ends += [state] * (not pattern.folders_only)
+            self.takes_in += [state] * pattern.takes_in
 
     def _add(self, token: Token) -> None:
         match token:
@@ -94,19 +98,13 @@ class _States:
                 self._add(Star(crosses=True))
                 self._add(One(1 << SLASH))
 
-    def _end(self, pattern: Pattern) -> None:
-        state = self._state()
-        self.ends.append(state)
-        self.file_ends += [state] * (not pattern.folders_only)
-        self.takes_in += [state] * pattern.takes_in
-
     def _state(self) -> int:
         self._next += 1
         return self._next - 1
 
 
 class _Automaton:
-    """All patterns at once: which states it can be in is a number, a bit for each."""
+    """All patterns as one automaton. A number has a bit for each state in which the automaton can be."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
@@ -122,29 +120,29 @@ class _Automaton:
         self.start = self._with_skipped(_bits(states.at_path)) | self._at_name
 
     def through(self, states: int, name: str) -> int:
-        """The states behind a name in a path."""
+        """Return the states behind a name in a path."""
         for byte in name.encode():
             states = self._with_skipped((states & self._takes[byte]) << 1 | states & self._stars)
         return states
 
     def into_folder(self, states: int) -> int:
-        """The states behind the "/" that ends a folder's name."""
+        """Return the states behind the "/" that ends the name of a folder."""
         return self._with_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
 
     def leaves_out(self, states: int, *, is_folder: bool) -> bool:
-        """Whether the last pattern that matches says so, when all of a path was taken."""
+        """Return whether the last pattern that matches the whole path leaves the path out."""
         ended = states & (self._ends if is_folder else self._file_ends)
         return bool(ended) and not self._takes_in >> (ended.bit_length() - 1) & 1
 
     def _with_skipped(self, states: int) -> int:
-        """The states, and those that are reached from them by taking nothing."""
+        """Return the states, and the states that follow them without a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._stars) << 1
 
 
 def _bits(states: list[int]) -> int:
-    """A number with these bits; they come in order. Built at once: to set them one by one copies it each time."""
+    """Return a number with these bits, which are in order. To set them one by one would copy the number each time."""
     bits = bytearray(states[-1] // 8 + 1 if states else 0)
     for state in states:
         bits[state // 8] |= 1 << state % 8
@@ -158,32 +156,28 @@ _NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class NoPattern(ValueError):
-    """A line that can match nothing: Git passes over it in silence."""
+    """A line that can match nothing. Git ignores such a line."""
 
 
 class Line(NamedTuple):
-    """What stands in one line that is neither empty nor a comment."""
+    """A line that is neither empty nor a comment."""
 
     number: int  # 1-based
     text: bytes
 
 
 def lines(data: bytes) -> Iterator[Line]:
-    """The lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
+    """Return the lines of a file as Git reads them: without a byte order mark, CR before LF, and spaces at the end."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
-        text = _without_spaces(line.removesuffix(b"\r"))
+        line = line.removesuffix(b"\r")
+        text = line.rstrip(b" ")
+        if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a space behind a backslash stays
+            text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield Line(number, text)
 
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-
-
-def _without_spaces(line: bytes) -> bytes:
-    """The line without spaces at its end, but for one behind a backslash."""
-    text = line.rstrip(b" ")
-    is_escaped = (len(text) - len(text.rstrip(b"\\"))) % 2
-    return line[: len(text) + is_escaped]
 
 
 class One(NamedTuple):
@@ -207,7 +201,7 @@ Token = One | Star | AnyFolders
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """One line: what it matches, and what follows from that."""
+    """The pattern of one line."""
 
     tokens: tuple[Token, ...]
     is_path: bool  # matched against the whole path, else against each name in it
@@ -216,7 +210,7 @@ class Pattern:
 
 
 def parse_pattern(text: bytes) -> Pattern:
-    """What a line matches; raise `NoPattern` where that is nothing."""
+    """Return the pattern of a line. Raises `NoPattern` if the line can match nothing."""
     takes_in = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
@@ -231,87 +225,60 @@ def parse_pattern(text: bytes) -> Pattern:
     )
 
 
+# What a glob is made of. A member of a class is a name, as [:alpha:], a range, or a byte; the first may be a "]".
+_NAME: Final = rb"\[:[^\]]++(?<=:)\]"
+_BYTE: Final = rb"(?:\\.|[^\\\]])"
+_MEMBER: Final = re.compile(rb"(?>%b|(?!\x00)%b-%b|%b)" % (_NAME, _BYTE, _BYTE, _BYTE), re.DOTALL)
+_TOKEN: Final = re.compile(
+    rb"(?P<stars>\*+)|\?|\[(?P<negated>[!^]?+)(?P<first>(?>%b|\](?:-%b)?+))(?P<others>(?:%b)*+)\]|\\.|[^\\*?\[]"
+    % (_MEMBER.pattern, _BYTE, _MEMBER.pattern),
+    re.DOTALL,
+)
+
+
 def _tokens(glob: bytes, is_path: bool) -> list[Token]:
     tokens: list[Token] = []
     # Git compares bytes up to here and takes the rest for a pattern of its own: "**" may stand at its beginning.
     literal = next((index for index, byte in enumerate(glob) if byte in b"*?[\\"), len(glob))
     position = 0
     while position < len(glob):
-        match chr(glob[position]):
-            case "*":
-                begins = is_path and (position == literal or glob[position - 1] == SLASH)
-                position, token = _stars(glob, position, begins)
-                if not (isinstance(token, AnyFolders) and tokens and isinstance(tokens[-1], AnyFolders)):
-                    tokens.append(token)
-            case "[":
-                position, members = _class(glob, position + 1)
-                tokens.append(One(members & _NO_SLASH))
-            case "?":
-                tokens.append(One(_NO_SLASH))
-                position += 1
-            case _:
-                position, byte = _literal(glob, position)
-                tokens.append(One(1 << byte))
+        found = _TOKEN.match(glob, position)
+        if found is None:
+            raise NoPattern
+        end = found.end()
+        if found["stars"]:
+            # Several stars take more than a name only as a name of their own.
+            is_name = is_path and end - position > 1 and (position == literal or glob[position - 1] == SLASH)
+            if is_name and glob.startswith(b"/", end):
+                end += 1
+                if not (tokens and isinstance(tokens[-1], AnyFolders)):
+                    tokens.append(AnyFolders())
+            else:
+                tokens.append(Star(crosses=is_name and (end == len(glob) or glob.startswith(b"\\/", end))))
+        elif found["negated"] is not None:
+            members = _members([found["first"], *_MEMBER.findall(found["others"])])
+            tokens.append(One((members ^ _ALL if found["negated"] else members) & _NO_SLASH))
+        else:  # a byte, perhaps behind a backslash
+            tokens.append(One(_NO_SLASH if found[0] == b"?" else 1 << found[0][-1]))
+        position = end
     return tokens
 
 
-def _stars(glob: bytes, position: int, begins: bool) -> tuple[int, Star | AnyFolders]:
-    """Where a run of stars ends, and what it takes: more than a name only as a name of its own."""
-    beyond = next((index for index in range(position, len(glob)) if glob[index] != glob[position]), len(glob))
-    if begins and beyond - position > 1:
-        if glob.startswith(b"/", beyond):
-            return beyond + 1, AnyFolders()
-        if beyond == len(glob) or glob.startswith(b"\\/", beyond):
-            return beyond, Star(crosses=True)
-    return beyond, Star(crosses=False)
-
-
-def _class(glob: bytes, position: int) -> tuple[int, Bytes]:
-    """Where a character class ends that begins before ``position``, and the bytes in it."""
-    negated = glob[position : position + 1] in (b"!", b"^")
-    position += negated
+def _members(written: Iterable[bytes]) -> Bytes:
+    """Return the bytes in a character class."""
     members: Bytes = 0
-    before = 0  # what a "-" would begin a range with
-    first = True
-    while first or glob[position : position + 1] != b"]":
-        first = False
-        byte = _at(glob, position)
-        if byte == ord("-") and before and glob[position + 1 : position + 2] not in (b"", b"]"):
-            position, last = _literal(glob, position + 1)
-            if last < before:
-                raise NoPattern
-            members |= (1 << last + 1) - (1 << before)
-            before = 0
-        elif (name := _class_name(glob, position)) is not None:
-            if name not in _CLASSES:
+    for each in written:
+        if each.startswith(b"[:"):
+            if (name := each[2:-2]) not in _CLASSES:
                 raise NoPattern
             members |= _CLASSES[name]
-            position, before = position + len(name) + 4, 0
         else:
-            position, before = _literal(glob, position)
-            members |= 1 << before
-    return position + 1, members ^ (_ALL if negated else 0)
-
-
-def _literal(glob: bytes, position: int) -> tuple[int, int]:
-    """Where a byte ends, that may stand behind a backslash, and the byte."""
-    if _at(glob, position) == ord("\\"):
-        position += 1
-    return position + 1, _at(glob, position)
-
-
-def _at(glob: bytes, position: int) -> int:
-    if position >= len(glob):
-        raise NoPattern
-    return glob[position]
-
-
-def _class_name(glob: bytes, position: int) -> bytes | None:
-    """What stands between "[:" and ":]"; None where that is not what begins here."""
-    if not glob.startswith(b"[:", position):
-        return None
-    name = glob[position + 2 : max(glob.find(b"]", position), 0)]
-    return name[:-1] if name.endswith(b":") else None
+            plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
+            first, last = plain[0], plain[-1]  # of a range, or one byte
+            if last < first:
+                raise NoPattern
+            members |= (1 << last + 1) - (1 << first)
+    return members
 
 
 def _bytes(members: Iterable[int]) -> Bytes:
@@ -343,24 +310,24 @@ class Listing(NamedTuple):
 
 
 def listed(snapshot: Snapshot) -> Listing:
-    """All but what is left out: dot-files, dot-folders, and what ``.gitbootignore`` names."""
+    """Return the files of a revision without dot-files, dot-folders and the files that ``.gitbootignore`` names."""
     named, problems = _named(snapshot)
 
     def left_out(path: str, *, is_folder: bool = False) -> bool:
-        return _is_hidden(path) or named(f"{path}/" if is_folder else path)
+        return path.startswith(".") or "/." in path or named(f"{path}/" if is_folder else path)
 
     irregular = tuple(
         path
         for path, kind in sorted(snapshot.irregular.items())
         if not left_out(path, is_folder=kind is Irregular.SUBMODULE)
     )
-    problems += (_irregular_problem(path, snapshot.irregular[path]) for path in irregular)
+    problems += (problem_at(path, START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
     documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not left_out(path))
     return Listing(tuple(documents), irregular, tuple(problems))
 
 
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
-    """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
+    """Return a function that tells whether ``.gitbootignore`` names a path, and the problems of the file."""
     blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
         return _nothing, []
@@ -373,28 +340,18 @@ def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
         hint = "name folders and patterns, not file by file"
         return _nothing, [problem_at(IGNORE_FILE, START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
-    return ignore.leaves_out, [_no_pattern(line) for line in malformed]
+    problems = []
+    for line in malformed:
+        message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
+        problems.append(problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message))
+    return ignore.leaves_out, problems
 
 
 def _nothing(_: str) -> bool:
     return False
 
 
-def _no_pattern(line: Line) -> Problem:
-    message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
-    return problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
-
-
 IGNORE_FILE: Final = ".gitbootignore"
-
-
-def _is_hidden(path: str) -> bool:
-    return path.startswith(".") or "/." in path
-
-
-def _irregular_problem(path: str, irregular: Irregular) -> Problem:
-    code, message = _IRREGULAR[irregular]
-    return problem_at(path, START, code, message)
 
 
 _IRREGULAR: Final = {

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from heapq import merge
 from math import isqrt
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
-D = TypeVar("D")
 
 
 def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
-    """What there was, with what is another and without what is gone; the same object where nothing is.
+    """Return ``before`` with the changed values and without the gone keys, or ``before`` itself if both are equal.
 
-    The keys of ``before`` are in their order, unless nothing comes. It must not change any more.
+    If keys are added, those of ``before`` must be sorted. ``before`` must not change afterwards.
     """
     if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in gone):
         return before
@@ -46,51 +45,22 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
     return dict(sorted(flat.items())) if come else flat
 
 
-def made(mapping: dict[K, Any] | Unmade[K, Any], key: K, value: object) -> None:
-    """Put a value that was made by need in the place of the one that it is made of, for whoever shares it, too."""
-    holding = mapping.made if isinstance(mapping, Unmade) else mapping
-    holding[key] = value
-
-
 def differing(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """The keys whose values are not the same objects; what lies below both is not looked at."""
-    keys = {*before, *after} if _base(before) is not _base(after) else {*_touched(before), *_touched(after)}
+    """Return the keys whose values are not the same objects. Values that both share below are not compared."""
+    (base, touched), (other_base, other_touched) = _layers(before), _layers(after)
+    keys = {*touched, *other_touched} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
 
 
-def _base(mapping: Mapping[K, V]) -> Mapping[K, V]:
-    return mapping.base if isinstance(mapping, Overlay) else mapping
-
-
-def _touched(mapping: Mapping[K, V]) -> Collection[K]:
-    return mapping.over.keys() | mapping.without if isinstance(mapping, Overlay) else ()
-
-
-class Unmade(Mapping[K, V]):
-    """Values that are still to make of what lies ``below``, which may be read when it is asked for; or are made."""
-
-    __slots__ = ("below", "made")
-
-    def __init__(self, below: Mapping[K, Any]) -> None:
-        self.below = below
-        self.made: dict[K, V] = {}
-
-    def __getitem__(self, key: K) -> V:
-        found: V | None = self.made.get(key)
-        return found if found is not None else self.below[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.below
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(self.below)
-
-    def __len__(self) -> int:
-        return len(self.below)
+def _layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
+    """Return what lies below a mapping, and the keys that differ from it."""
+    if isinstance(mapping, Overlay):
+        return mapping.base, mapping.over.keys() | mapping.without
+    return mapping, ()
 
 
 class Overlay(Mapping[K, V]):
-    """A mapping that shares nearly all with another one, which lies below it; made by `merged`."""
+    """A mapping above another mapping, with which it shares nearly all of its values."""
 
     __slots__ = ("base", "come", "over", "without")
 
@@ -105,10 +75,6 @@ class Overlay(Mapping[K, V]):
             raise KeyError(key)
         return self.base[key]
 
-    @overload
-    def get(self, key: K, /) -> V | None: ...
-    @overload
-    def get(self, key: K, /, default: V | D) -> V | D: ...
     def get(self, key: K, /, default: Any = None) -> Any:
         if key in self.over:
             return self.over[key]

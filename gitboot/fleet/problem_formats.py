@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -26,56 +26,49 @@ _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # fleet.yaml:12, which a mess
 
 
 def sarif(problems: Sequence[Problem]) -> str:
-    """One run with a result for each problem, and the rules that they go by.
+    """Return problems as SARIF: one run with a result for each problem, and the rules of the results.
 
-    Paths are relative to the root of the repository. A result's fingerprint says nothing of lines, so it stays
-    the same while lines move.
+    Paths are relative to the root of the repository. The fingerprint of a result does not contain its line, so the
+    fingerprint stays the same if lines move.
     """
     ordered = worst_first(problems)
-    rules = sorted({problem.code for problem in ordered})
-    numbers = {code: number for number, code in enumerate(rules)}
+    numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
+    rules, results = [], []
+    for code in map(_CODES.__getitem__, numbers):  # as `gitboot explain CODE` describes them
+        rules.append(
+            {
+                "id": code.value,
+                "name": code.name.title().replace("_", ""),
+                "shortDescription": {"text": code.headline},
+                "fullDescription": {"text": code.why},
+                "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
+            }
+        )
     seen: Counter[str] = Counter()
-    driver = {
-        "name": "gitboot",
-        "semanticVersion": __version__,
-        "rules": [_rule(code) for code in rules],
-    }
+    for problem in ordered:
+        artifact = {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"}
+        region = {"startLine": problem.line, "startColumn": problem.column}
+        results.append(
+            {
+                "ruleId": str(problem.code),
+                "ruleIndex": numbers[problem.code],
+                "level": _LEVELS[problem.severity],
+                "message": {"text": with_hint(problem)},
+                "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
+                "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
+            }
+        )
     run = {
-        "tool": {"driver": driver},
+        "tool": {"driver": {"name": "gitboot", "semanticVersion": __version__, "rules": rules}},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(problem, numbers[problem.code], seen) for problem in ordered],
+        "results": results,
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=2, sort_keys=True) + "\n"
 
 
-def _rule(name: str) -> dict[str, Any]:
-    """What a code means, as `gitboot explain CODE` says it."""
-    code = _CODES[name]
-    return {
-        "id": code.value,
-        "name": code.name.title().replace("_", ""),
-        "shortDescription": {"text": code.headline},
-        "fullDescription": {"text": code.why},
-        "help": {"text": f"{code.why} {code.fix}", "markdown": f"{code.why}\n\n**Fix:** {code.fix}"},
-    }
-
-
-def _result(problem: Problem, rule: int, seen: Counter[str]) -> dict[str, Any]:
-    artifact = {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"}
-    region = {"startLine": problem.line, "startColumn": problem.column}
-    return {
-        "ruleId": str(problem.code),
-        "ruleIndex": rule,
-        "level": _LEVELS[problem.severity],
-        "message": {"text": with_hint(problem)},
-        "locations": [{"physicalLocation": {"artifactLocation": artifact, "region": region}}],
-        "partialFingerprints": {"primaryLocationLineHash": _fingerprint(problem, seen)},
-    }
-
-
 def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
-    """Distinguishes a result from others wherever its line moves; those that read alike are numbered.
+    """Return a text that identifies a result if its line moves. Results with the same text are numbered.
 
     GitHub docs, "SARIF support for code scanning": primaryLocationLineHash is the one that GitHub reads.
     """
@@ -86,7 +79,7 @@ def _fingerprint(problem: Problem, seen: Counter[str]) -> str:
 
 
 def junit(problems: Sequence[Problem]) -> str:
-    """A report of one suite; without problems it has one test, which passed."""
+    """Return problems as a JUnit report of one suite. Without problems, the suite has one test that passed."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     counts = {
         "tests": str(len(problems) or 1),
@@ -100,29 +93,26 @@ def junit(problems: Sequence[Problem]) -> str:
     for problem in worst_first(problems):
         name = printable(f"{problem.path}: {problem.message}")
         used[problem.code, name] += 1
-        count = used[problem.code, name]
-        _add(tests, problem, name if count == 1 else f"{name} ({count})")
+        if (number := used[problem.code, name]) > 1:
+            name = f"{name} ({number})"
+        attributes = {"classname": problem.code, "name": name, "file": printable(problem.path)}
+        test, text = SubElement(tests, "testcase", attributes), printable(str(problem))
+        if problem.severity is Severity.ERROR:
+            attributes = {"type": problem.code, "message": printable(problem.message)}
+            SubElement(test, "failure", attributes).text = text
+        else:
+            SubElement(test, "skipped", {"message": f"warning: {text}"})
     if not problems:
         SubElement(tests, "testcase", {"classname": "gitboot", "name": "no problems"})
     indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-def _add(tests: Element, problem: Problem, name: str) -> None:
-    path = printable(problem.path)
-    test = SubElement(tests, "testcase", {"classname": problem.code, "name": name, "file": path})
-    text = printable(str(problem))
-    if problem.severity is Severity.ERROR:
-        SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
-    else:
-        SubElement(test, "skipped", {"message": f"warning: {text}"})
-
-
 LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
 
 
 def github(problems: Sequence[Problem]) -> str:
-    """One command a line, as many as GitHub shows; a notice says how many problems are left out."""
+    """Return problems as commands of GitHub Actions, one a line. A notice counts those that GitHub would not show."""
     ordered = worst_first(problems)
     lines: list[str] = []
     left_out: list[str] = []
@@ -143,20 +133,16 @@ def _command(level: str, problem: Problem) -> str:
         "col": str(problem.column),
         "title": str(problem.code),
     }
-    joined = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
-    return f"::{level} {joined}::{_data(with_hint(problem))}"
+    joined = ",".join(f"{name}={value.translate(_IN_PROPERTIES)}" for name, value in properties.items())
+    return f"::{level} {joined}::{with_hint(problem).translate(_IN_TEXTS)}"
 
 
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+_IN_TEXTS: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_IN_PROPERTIES: Final = _IN_TEXTS | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def counted(problems: Sequence[Problem]) -> str:
-    """How many errors and warnings there are, in words."""
+    """Return the numbers of errors and warnings in words."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
     parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
@@ -164,7 +150,7 @@ def counted(problems: Sequence[Problem]) -> str:
 
 
 def as_text(problems: Sequence[Problem], prefix: str) -> str:
-    """One problem a line: ``path:line:column: CODE: message``, its hint on a line below."""
+    """Return one problem a line, ``path:line:column: CODE: message``, with the hint on the next line."""
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
@@ -181,19 +167,14 @@ def as_json(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
-    """A format of a code host or a CI system, which knows files by their path from where it checked out."""
+    """Return a format for a code host or a CI system. These find files by their path below the current directory."""
 
     def written(problems: Sequence[Problem], prefix: str) -> str:
-        root = _from_here(prefix)
+        folder = os.path.relpath(prefix or ".")
+        root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
         return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
 
     return written
-
-
-def _from_here(prefix: str) -> str:
-    """A prefix relative to the current directory; nothing where it leads out of it."""
-    path = os.path.relpath(prefix or ".")
-    return "" if path == "." or path.split(os.sep)[0] == ".." else f"{path}/"
 
 
 FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {

@@ -31,7 +31,7 @@ class Id(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a resource is written."""
+    """The place of a document in the repository."""
 
     path: str
     blob: BlobId
@@ -55,7 +55,7 @@ class FleetRepository:
     read: Callable[[BlobId], bytes]
 
     def place(self, resource: Id, *path: str | int) -> tuple[str, Place]:
-        """The file of a resource, and the place in it of what ``path`` leads to or would stand in."""
+        """Return the file of a resource, and the place of the value at ``path``, or of the nearest value above it."""
         origin = self.origins[resource]
         return origin.path, locate(self.read(origin.blob), origin.document, path)
 
@@ -68,7 +68,7 @@ class FleetRepository:
         hint: str = "",
         severity: Severity = Severity.ERROR,
     ) -> Problem:
-        """A problem at the place of a resource's field."""
+        """Return a problem at the place of a field of a resource."""
         file, place = self.place(resource, *path)
         return Problem(
             path=file,

@@ -26,15 +26,15 @@ from gitboot.fleet.documents import (
 )
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
-from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
+from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, locate
 from gitboot.jsonio import API_VERSION
-from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_image import ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet, UnknownProfile
-from gitboot.model.scalars import AGE, Name, Path, shown
+from gitboot.model.scalars import AGE, Malformed, Name, Path, shown
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 from gitboot.problems import MAX_KEPT, Code, Problem, first
@@ -50,14 +50,10 @@ class LoadedFile:
     resources: tuple[tuple[Id, Resource], ...]
     origins: tuple[tuple[Id, Origin], ...]
     references: tuple[Id, ...]  # resources, and files of kind "file"
-    identities: tuple[tuple[str, str], ...]  # of its servers: what it is, and the value in one spelling
+    identities: tuple[str, ...]  # of its servers: what it is, and the value in one spelling
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
-
-    @property
-    def has_only_servers(self) -> bool:
-        """Return whether the file has only valid Server documents. gitboot caches only such files."""
-        return self.parsed.has_only_servers
+    has_only_servers: bool  # valid ones; gitboot caches only such files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +78,15 @@ class Flawed:
 
 def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
     """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
-    return before.listing if before is not None and _has_same_names(snapshot, before) else listed(snapshot)
+    if before is not None:
+        known = before.snapshot
+        has_same_names = snapshot.blobs is known.blobs or (
+            snapshot.blobs.keys() == known.blobs.keys()
+            and snapshot.blobs.get(IGNORE_FILE) == known.blobs.get(IGNORE_FILE)
+        )
+        if has_same_names and snapshot.irregular == known.irregular:
+            return before.listing
+    return listed(snapshot)
 
 
 def load_revision(
@@ -98,41 +102,23 @@ def load_revision(
     listing = listing or list_files(snapshot, before)
     # A file is read to parse it, and again to locate problems: usually the same one.
     snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
-    files = _loaded_files(snapshot, listing, {} if cache is None else cache, before.files if before is not None else {})
-    if not listing.problems:
-        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
-        if repository is not None:
-            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
-    found = _examined(snapshot, listing, files)
-    if isinstance(found, Flawed):
-        return found
-    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=found)
-
-
-def _has_same_names(snapshot: Snapshot, before: Loaded) -> bool:
-    """Return whether both revisions list the same files."""
-    blobs, known = snapshot.blobs, before.snapshot.blobs
-    if blobs is known:
-        return snapshot.irregular == before.snapshot.irregular
-    return (
-        blobs.keys() == known.keys()
-        and blobs.get(IGNORE_FILE) == known.get(IGNORE_FILE)
-        and snapshot.irregular == before.snapshot.irregular
-    )
-
-
-def _loaded_files(
-    snapshot: Snapshot, listing: Listing, cache: ParseCache, known: Mapping[str, LoadedFile]
-) -> dict[str, LoadedFile]:
-    blobs, files = snapshot.blobs, {}
+    cache, known = {} if cache is None else cache, before.files if before is not None else {}
+    files = {}
     for path in listing.documents:
-        found, blob = known.get(path), blobs[path]
+        found, blob = known.get(path), snapshot.blobs[path]
         if found is None or found.blob != blob:
             if (parsed := cache.get(blob)) is None:
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
             found = _loaded_file(path, blob, parsed)
         files[path] = found
-    return files
+    if not listing.problems:
+        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
+        if repository is not None:
+            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
+    examined = _examined(snapshot, listing, files)
+    if isinstance(examined, Flawed):
+        return examined
+    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=examined)
 
 
 def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
@@ -147,9 +133,10 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
             (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
         ),
         references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
-        identities=tuple((each.what, each.same) for server in servers for each in identities(server)),
+        identities=tuple(f"{each.what} {each.same}" for server in servers for each in identities(server)),
         bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
-        has_problems=bool(parsed.problems or parsed.unread) or any(any(reports_of_nothing(each)) for each in servers),
+        has_problems=bool(parsed.problems or parsed.unread) or any(map(_has_empty_reports, servers)),
+        has_only_servers=parsed.has_only_servers,
     )
 
 
@@ -168,32 +155,46 @@ def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Load
 def _valid_repository(
     snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None
 ) -> FleetRepository | None:
-    """Return the repository, or None if any check across files fails. `check` then finds out what is wrong."""
+    """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
     loaded = files.values()
     if any(each.has_problems for each in loaded):
         return None
     resources = dict(chain.from_iterable(each.resources for each in loaded))
     named = set(chain.from_iterable(each.references for each in loaded))
-    paths = sorted(key.name for key in named if key.kind == "file")
+    identities_of_all = list(chain.from_iterable(each.identities for each in loaded))
+    bmcs = set(chain.from_iterable(each.bmcs for each in loaded))
     if (
         len(resources) != sum(len(each.resources) for each in loaded)
-        or _has_duplicates(chain.from_iterable(each.identities for each in loaded))
-        or _are_ambiguous(chain.from_iterable(each.bmcs for each in loaded))
+        or sum(key.kind == "Fleet" for key in resources) != 1
+        or len(set(identities_of_all)) != len(identities_of_all)
+        # A server means the only system of a BMC of which another server names one.
+        or any((address, not names_system) in bmcs for address, names_system in bmcs)
         or any(key.kind != "file" and key not in resources for key in named)
-        or (contents := _contents(snapshot, paths, before)) is None
     ):
         return None
-    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("Fleet", *_ATTRIBUTES)}
+    contents = _contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
+    if contents is None:
+        return None
+    origins = dict(chain.from_iterable(each.origins for each in loaded))
+    return _repository(snapshot, resources, origins, contents)
+
+
+def _repository(
+    snapshot: Snapshot, resources: Mapping[Id, Resource], origins: Mapping[Id, Origin], files: Mapping[str, bytes]
+) -> FleetRepository:
+    """Return resources as a repository. Without a Fleet document, the repository has one that says nothing."""
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for key in sorted(resources):
         by_kind[key.kind][key.name] = resources[key]
-    if len(by_kind["Fleet"]) != 1:
-        return None
-    (fleet,) = by_kind["Fleet"].values()
+    fleet = next(iter(by_kind["Fleet"].values()), None)
+    if fleet is None:
+        metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
+        fleet = read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
     return FleetRepository(
         revision=snapshot.revision,
         fleet=fleet,
-        files=contents,
-        origins=dict(chain.from_iterable(each.origins for each in loaded)),
+        files=files,
+        origins=origins,
         read=snapshot.read,
         **{attribute: by_kind[kind] for kind, attribute in _ATTRIBUTES.items()},
     )
@@ -209,17 +210,6 @@ _ATTRIBUTES: Final = {
 }
 
 
-def _has_duplicates(values: Iterable[tuple[str, str]]) -> bool:
-    found = list(values)
-    return len(set(found)) != len(found)
-
-
-def _are_ambiguous(bmcs: Iterator[tuple[str, bool]]) -> bool:
-    """Return whether a server means the only system of a BMC of which another server names one."""
-    found = set(bmcs)
-    return any((address, not is_named) in found for address, is_named in found)
-
-
 def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
     """Return the files that resources name, or None if one is missing, or must not be used."""
     known = before.repository.files if before is not None else {}
@@ -232,13 +222,27 @@ def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -
             contents[path] = known[path]
             continue
         try:
-            data = snapshot.read(blob)
-        except Oversized:
+            contents[path] = _read_named(snapshot, path)
+        except Malformed:
             return None
-        if is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
-            return None
-        contents[path] = data
     return contents
+
+
+def _read_named(snapshot: Snapshot, path: str) -> bytes:
+    """Return a file that a resource names. Raises `Malformed` if gitboot must not use the file."""
+    try:
+        data = snapshot.read(snapshot.blobs[path])
+    except Oversized as error:
+        raise Malformed(Code.FILE_TOO_LARGE, too_large(error)) from None
+    if is_lfs_pointer(data):
+        raise Malformed(Code.LFS_POINTER, f"{shown(path)} is a Git LFS pointer")
+    if path.endswith(AGE):
+        try:
+            sealed(data)
+        except NotSealed as error:
+            message = f"{shown(path)} is no secret that an endpoint could open: {error}"
+            raise Malformed(Code.NOT_SEALED, message) from None
+    return data
 
 
 def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
@@ -246,7 +250,11 @@ def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFi
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
-    check(draft)
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
+        message = "the repository has no document of kind Fleet"
+        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
+    for find in (_second_fleets, _duplicate_identities, _ambiguous_bmcs, _empty_reports, _dangling_references):
+        draft.remarks += find(draft)
     found, more = problems_of(draft.remarks, snapshot.read)
     problems = first([*listing.problems, *draft.problems, *found], draft.more + more)
     if not problems:
@@ -263,25 +271,13 @@ def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFi
     )
 
 
-def check(draft: Draft) -> None:
-    """Note everything that is wrong between resources; the files that they name are read into the draft."""
-    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.known()):
-        message = "the repository has no document of kind Fleet"
-        draft.problems.append(problem_at("fleet.yaml", START, Code.NO_FLEET, message))
-    draft.remarks += _second_fleets(draft)
-    draft.remarks += _duplicate_identities(draft)
-    draft.remarks += _ambiguous_bmcs(draft)
-    draft.remarks += _reports_of_nothing(draft)
-    draft.remarks += _dangling_references(draft)
-
-
 def _second_fleets(draft: Draft) -> Iterator[Remark]:
     fleets = [key for key, _ in draft.of(Fleet)]
     for other in fleets[1:]:
         yield Remark(
             spot=draft.spot(other, ("metadata", "name")),
             code=Code.DUPLICATE_NAME,
-            message=lambda first: f"there is one Fleet a repository, and {fleets[0]} stands at {first}",
+            message=f"there is one Fleet a repository, and {fleets[0]} stands at {{}}".format,
             hint="keep one of the two",
             other=draft.spot(fleets[0], ("metadata", "name")),
         )
@@ -308,7 +304,7 @@ def _held(identity: Identity, holder: Id, held: Identity, place: str) -> str:
 
 
 def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
-    """Servers that mean the only system of a BMC of which another server names one."""
+    """Report servers that name no system of a BMC if another server names one."""
     servers = [(key, server.spec.bmc) for key, server in draft.of(Server) if server.spec.bmc is not None]
     named = {place_of(bmc.address, None): key for key, bmc in reversed(servers) if bmc.system is not None}
     for key, bmc in servers:
@@ -321,81 +317,52 @@ def _ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
             )
 
 
-def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
+def _empty_reports(draft: Draft) -> Iterator[Remark]:
     for key, server in draft.of(Server):
-        for at, message in reports_of_nothing(server):
+        if _has_empty_reports(server):
             yield Remark(
-                spot=draft.spot(key, at),
+                spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
-                message=message,
+                message="bmc.reports says neither uuid nor serial",
                 hint="leave it out: it is never compared",
             )
 
 
-def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
-    """Yield bmc.reports without a value: where it stands, and what is wrong."""
+def _has_empty_reports(server: Server) -> bool:
     reports = server.spec.bmc.reports if server.spec.bmc is not None else None
-    if reports is None:
-        return
-    at: Path = ("spec", "bmc", "reports")
-    if reports.uuid is None and reports.serial is None:
-        yield at, "bmc.reports says neither uuid nor serial"
+    return reports is not None and reports.uuid is None and reports.serial is None
 
 
 def _dangling_references(draft: Draft) -> Iterator[Remark]:
-    known = draft.known()
-    names = _Names(known, draft.snapshot.blobs)
+    """Report names of nothing. The files that resources name are read into the draft."""
+    known, blobs = draft.known(), draft.snapshot.blobs
+    names = _Names(known, blobs)
     for key, resource in sorted(draft.resources.items()):
         for kind, name, at in references(resource):
-            if kind == "file":
-                yield from _missing_file(draft, names, key, name, at)
-            elif Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+            spot = draft.spot(key, at)
+            if kind == "file" and name in blobs:
+                try:
+                    draft.files[name] = _read_named(draft.snapshot, name)
+                except Malformed as error:
+                    yield Remark(spot=spot, code=error.code, message=error.message)
+            elif kind == "file" and not draft.could_hold(name):
                 yield Remark(
-                    spot=draft.spot(key, at),
+                    spot=spot,
+                    code=Code.UNKNOWN_REFERENCE,
+                    message=f"there is no file {shown(name)}",
+                    hint=partial(names.hint, kind, name, "add the file; paths start at the fleet's root"),
+                )
+            elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+                yield Remark(
+                    spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f'there is no {kind} named "{name}"',
                     hint=partial(names.hint, kind, name, f"add a {kind} of this name, or correct the name"),
                 )
 
 
-def _missing_file(draft: Draft, names: _Names, key: Id, name: str, at: Path) -> Iterator[Remark]:
-    blobs = draft.snapshot.blobs
-    if name not in blobs:
-        if not draft.could_hold(name):
-            yield Remark(
-                spot=draft.spot(key, at),
-                code=Code.UNKNOWN_REFERENCE,
-                message=f"there is no file {shown(name)}",
-                hint=partial(names.hint, "file", name, "add the file; paths start at the fleet's root"),
-            )
-        return
-    try:
-        data = draft.snapshot.read(blobs[name])
-    except Oversized as error:
-        yield Remark(spot=draft.spot(key, at), code=Code.FILE_TOO_LARGE, message=too_large(error))
-        return
-    if is_lfs_pointer(data):
-        message = f"{shown(name)} is a Git LFS pointer"
-        yield Remark(spot=draft.spot(key, at), code=Code.LFS_POINTER, message=message)
-    elif why_not := why_not_sealed(name, data):
-        message = f"{shown(name)} is no secret that an endpoint could open: {why_not}"
-        yield Remark(spot=draft.spot(key, at), code=Code.NOT_SEALED, message=message, hint=Code.NOT_SEALED.hint)
-    else:
-        draft.files[name] = data
-
-
-def why_not_sealed(name: str, data: bytes) -> str | None:
-    """Why a file that its name calls a secret is none; None: it is one, or is called something else."""
-    if name.endswith(AGE):
-        try:
-            sealed(data)
-        except NotSealed as error:
-            return str(error)
-    return None
-
-
 class _Names:
-    """What references may have meant."""
+    """The names that references may have meant."""
 
     def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
@@ -405,7 +372,7 @@ class _Names:
         self._left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
-        """The name that is nearest; ``otherwise`` where none is, or where too many were looked for already."""
+        """Return a hint at the nearest name, or ``otherwise`` if there is none or too many names were compared."""
         if (kind, name) not in self._near and self._left > 0:
             self._left -= len(self._names[kind])
             self._near[kind, name] = near(name, self._names[kind])
@@ -416,13 +383,8 @@ class _Names:
 _COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong names cost
 
 
-def _no_fleet() -> Fleet:
-    metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
-    return read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
-
-
 class Draft:
-    """The resources of all files, and what is known of those that could not be read."""
+    """The resources of all files, and what is known of the documents that gitboot cannot read."""
 
     def __init__(self, snapshot: Snapshot, irregular: tuple[str, ...]) -> None:
         self.snapshot = snapshot
@@ -439,7 +401,7 @@ class Draft:
         self._twice: set[Id] = set()
 
     def add(self, path: str, parsed: ParsedBlob) -> None:
-        """Take in what the file at ``path`` says, and what is wrong with it."""
+        """Add the resources and the problems of the file at ``path``."""
         self.problems += (replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)
@@ -448,32 +410,30 @@ class Draft:
         for index, resource in parsed.resources:
             key = Id(type(resource).__name__, resource.metadata.name)
             origin = Origin(path, self.snapshot.blobs[path], index)
-            if key in self.resources:
-                self.remarks.append(self._duplicate_name(key, origin))
-                self._twice.add(key)
-            else:
+            if key not in self.resources:
                 self.resources[key], self._origins[key] = resource, origin
-
-    def _duplicate_name(self, key: Id, origin: Origin) -> Remark:
-        at: Path = ("metadata", "name")
-        return Remark(
-            spot=(origin, at),
-            code=Code.DUPLICATE_NAME,
-            message=lambda first: f"{key} stands at {first} already",
-            hint="rename or remove one of the two",
-            other=self.spot(key, at),
-        )
+                continue
+            self._twice.add(key)
+            self.remarks.append(
+                Remark(
+                    spot=(origin, ("metadata", "name")),
+                    code=Code.DUPLICATE_NAME,
+                    message=f"{key} stands at {{}} already".format,
+                    hint="rename or remove one of the two",
+                    other=self.spot(key, ("metadata", "name")),
+                )
+            )
 
     def of(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
-        """The resources of a kind, by name."""
+        """Return the resources of a kind in the order of their names."""
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
     def known(self) -> set[Id]:
-        """Every resource that there is, with those that are broken: to name one of these is no second problem."""
+        """Return all resources, and the broken ones. To name a broken one is no second problem."""
         return self._broken | self.resources.keys()
 
     def could_hold(self, path: str) -> bool:
-        """Whether a path is, or would lie below, one at which there may be anything."""
+        """Return whether a path is, or is below, a path at which there may be anything."""
         prefixes = (path[:length] for length in self._lengths if path[length : length + 1] in ("", "/"))
         return any(prefix in self._irregular for prefix in prefixes)
 
@@ -481,7 +441,7 @@ class Draft:
         return self._origins[resource], at
 
     def whole(self) -> frozenset[Id]:
-        """The resources that stand once, and of which everything that they name is there, too."""
+        """Return the resources that are written once, and that name only such resources and existing files."""
         kept = self.resources.keys() - self._twice
         while lacking := {key for key in kept if not self._has_all(key, kept)}:
             kept -= lacking
@@ -494,24 +454,12 @@ class Draft:
         return all(name in self.files if kind == "file" else Id(kind, name) in kept for kind, name in named)
 
     def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
-        """The resources as a repository, or some of them; a revision without a Fleet has one that says nothing."""
-
-        def named(kind: type[Resource]) -> dict[str, Any]:
-            return {key.name: resource for key, resource in self.of(kind) if kept is None or key in kept}
-
-        return FleetRepository(
-            revision=self.snapshot.revision,
-            fleet=next((resource for _, resource in self.of(Fleet)), None) or _no_fleet(),
-            servers=named(Server),
-            images=named(BootImage),
-            streams=named(ImageStream),
-            profiles=named(BootProfile),
-            policies=named(BootPolicy),
-            maintenances=named(Maintenance),
-            files=dict(sorted(self.files.items())),
-            origins=self._origins,
-            read=self.snapshot.read,
-        )
+        """Return the resources as a repository, or those that are kept. The first Fleet is always one of them."""
+        fleets = {key for key, _ in self.of(Fleet)[:1]}
+        resources = {
+            key: resource for key, resource in self.resources.items() if kept is None or key in kept or key in fleets
+        }
+        return _repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
 
 
 Spot = tuple[Origin, Path]
@@ -519,7 +467,7 @@ Spot = tuple[Origin, Path]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remark:
-    """Something that is wrong with a resource, before anybody has looked where it stands."""
+    """A problem of a resource before gitboot has looked up its line."""
 
     spot: Spot
     code: Code
@@ -533,7 +481,7 @@ class Remark:
 
 
 def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> tuple[list[Problem], Counter[str]]:
-    """The first remarks of each file as problems; and by path, how many lie behind them."""
+    """Return the first remarks of each file as problems, and by path how many more there are."""
     remarks = list(remarks)
     places = _places((remark.spot for remark in remarks), read)
     remarks.sort(key=lambda remark: (remark.path, places[remark.spot]))
@@ -544,25 +492,24 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
         shown += of_file[:MAX_KEPT]
         more[path] = len(of_file[MAX_KEPT:])
     others = _places((remark.other for remark in shown if remark.other), read)
-    return [_problem(remark, places, others) for remark in shown], more
-
-
-def _problem(remark: Remark, places: dict[Spot, Place], others: dict[Spot, Place]) -> Problem:
-    message, hint = remark.message, remark.hint
-    if not isinstance(message, str):
-        message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
-    hint = hint if isinstance(hint, str) else hint()
-    return problem_at(remark.path, places[remark.spot], remark.code, message, hint)
+    problems = []
+    for remark in shown:
+        message, hint = remark.message, remark.hint
+        if not isinstance(message, str):
+            message = message(f"{remark.other[0].path}:{others[remark.other].line}" if remark.other else "")
+        hint = hint if isinstance(hint, str) else hint()
+        problems.append(problem_at(remark.path, places[remark.spot], remark.code, message, hint))
+    return problems, more
 
 
 def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
-    """Where they are, looked up document by document: each is read once."""
+    """Return the places of values. Each document is read once."""
     in_order = sorted(set(spots), key=lambda spot: spot[0])
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
 def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
-    """Every name of another resource or file in ``resource``: (kind or "file", name, where)."""
+    """Return each name of another resource or file in ``resource``: (kind or "file", name, path of the field)."""
     match resource:
         case Fleet(spec=fleet):
             if isinstance(fleet.unknown_servers, UnknownProfile):

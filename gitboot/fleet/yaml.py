@@ -69,7 +69,7 @@ class Document:
 
 
 class Parsed(NamedTuple):
-    """What a file says."""
+    """The documents of a file."""
 
     documents: tuple[Document, ...]  # that are sound
     problems: tuple[Problem, ...]  # the first ones of the others, sorted
@@ -88,9 +88,9 @@ _T = TypeVar("_T")
 
 
 def parse(data: bytes, path: str) -> Parsed:
-    """Every sound document of a file, and what is wrong with the others.
+    """Return the valid YAML documents of a file, and the problems of the others.
 
-    Documents with nothing in them are passed over.
+    Empty documents are left out.
     """
     if problem := _problem_of_file(data, path):
         return Parsed((), (problem,), 0, None)
@@ -99,7 +99,7 @@ def parse(data: bytes, path: str) -> Parsed:
     problems: list[Problem] = []
     index = more = 0
     for span in _cut(data):
-        reader = _reader(data, span, path)
+        reader = _Reader(data, span, path)
         if reader.is_empty:
             continue
         if document := reader.read(index):
@@ -107,17 +107,17 @@ def parse(data: bytes, path: str) -> Parsed:
         else:
             unread.append(data[span.start : span.end])
         index += 1
-        problems += reader.faults.problems
-        more += reader.faults.more + len(problems[MAX_KEPT:])
+        problems += reader.problems
+        more += reader.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
     return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
-    """The place of a value, or of its key, in the document that ``parse`` gave with this ``index``.
+    """Return the place of a value, or of its key, in the document that `parse` returned with this index.
 
-    An absent value stands where its key does. A path that leads nowhere gives the last value on its way. To look for
-    all places in one document, and then for those in the next, reads each of them once.
+    An absent value has the place of its key. A path that leads nowhere has the place of the last value on its way. Look
+    up all places of one document before those of the next. Each document is then read once.
     """
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
@@ -159,9 +159,9 @@ def lines_above(data: bytes, index: int) -> int:
 
 
 def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
-    """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
+    """Return the file with ``text`` instead of one scalar of a document. All other bytes stay.
 
-    Raises KeyError where the path leads to no scalar that is written.
+    Raises KeyError if the path leads to no scalar, or to an absent one.
     """
     at = _layout(data, index).root
     for step in path:
@@ -185,26 +185,22 @@ def _layout(data: bytes, index: int) -> _Layout:
         span = _spans(data)[index]
     except IndexError:
         raise IndexError(f"no document {index}") from None
-    return _reader(data, span, path="").layout()
+    return _Reader(data, span).layout()
 
 
 def _problem_of_file(data: bytes, path: str) -> Problem | None:
+    code, hint, message = Code.FILE_TOO_LARGE, "spread its documents over several files", ""
     if len(data) > MAX_FILE_BYTES:
-        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has {len(data):,} bytes, over {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        code, hint = Code.FILE_TOO_LARGE, _SPREAD
         message = f"the file has over {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith(_UTF16_OR_UTF32):
-        code, hint = Code.NOT_UTF8, "save it as UTF-8"
-        message = "the file is UTF-16 or UTF-32, by its byte order mark"
-    else:
-        return None
-    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
+        code, hint, message = Code.NOT_UTF8, "save it as UTF-8", "the file is UTF-16 or UTF-32, by its byte order mark"
+    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint) if message else None
 
 
 class _Span(NamedTuple):
-    """Which bytes of a file are one document."""
+    """The bytes of one document in its file."""
 
     start: int
     end: int
@@ -212,7 +208,7 @@ class _Span(NamedTuple):
 
 
 def _cut(data: bytes) -> Iterator[_Span]:
-    """Every document of a file, in the file's order, the empty ones too."""
+    """Return every document of a file in order, also the empty ones."""
     start = lines = 0
     while start < len(data):
         following = _NEXT_DOCUMENT.search(data, start)
@@ -224,20 +220,16 @@ def _cut(data: bytes) -> Iterator[_Span]:
 
 @lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
-    """The documents that are not empty, by their index."""
-    return tuple(span for span in _cut(data) if not _reader(data, span, path="").is_empty)
-
-
-def _reader(data: bytes, span: _Span, path: str) -> _Reader:
-    return _Reader(_Faults(path=path, source=data[span.start : span.end], lines_before=span.lines_before))
+    """Return the documents that are not empty, by their index."""
+    return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
 
 
 class _CannotReadOn(Exception):
-    """Ends the reading of a document once its problem is noted."""
+    """The rest of a document cannot be read. The problem is noted."""
 
 
 class _Lines:
-    """The places of characters in a text that begins behind some lines of its file."""
+    """The places of characters in a text. The text begins after some lines of its file."""
 
     def __init__(self, text: str, lines_before: int) -> None:
         self._ends = array("L", (found.start() for found in _LINE_FEED.finditer(text)))
@@ -250,7 +242,7 @@ class _Lines:
 
 
 def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
-    """What lies in a value by its key or index, with the place of the key."""
+    """Return the value at a key or an index of a value, with the place of the key."""
     if isinstance(placed.items, dict) and isinstance(step, str):
         return placed.items.get(step)
     if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
@@ -259,21 +251,38 @@ def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
 
 
 class _Layout(NamedTuple):
-    """Where everything in a document stands."""
+    """The places of all values of a document."""
 
     root: Spot
     lines: _Lines
 
 
-class _Faults:
-    """What is wrong with one document, in words that help its author."""
+class _Reader:
+    """The reader of one document. It reads event by event, and goes on after a fault if libyaml can."""
 
-    def __init__(self, *, path: str, source: bytes, lines_before: int) -> None:
-        self.problems: list[Problem] = []
+    def __init__(self, data: bytes, span: _Span, path: str = "") -> None:
+        self.problems: list[Problem] = []  # what is wrong with the document, in words that help its author
         self.more = 0  # beyond those that are kept
-        self.source = source
-        self._path = path
-        self._lines_before = lines_before  # in the file, above the source
+        self.source = data[span.start : span.end]
+        self._path, self._lines_before = path, span.lines_before
+        self._next: Callable[[], Any] = CParser(self.source).get_event
+        self._may_have_properties = b"&" in self.source or b"!" in self.source
+        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
+
+    @property
+    def is_empty(self) -> bool:
+        return self._root is None and not self.problems
+
+    def read(self, index: int) -> Document | None:
+        """Return the document, or None if it has faults."""
+        value = self._attempt(self._whole) if self._root else None
+        if self.problems or not isinstance(value, dict):
+            return None
+        return Document(value=value, index=index)
+
+    def layout(self) -> _Layout:
+        """Return the places of all values of a valid document."""
+        return _Layout(_laid_out(self._next, self._root), self.lines)
 
     @property
     def start(self) -> Place:
@@ -299,7 +308,7 @@ class _Faults:
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
     def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        """Note what is wrong with what an event begins."""
+        """Note a problem of the value that an event begins."""
         self.note(self.place(event.start_mark), code, message, hint)
 
     def note_bytes(self, error: ReaderError) -> None:
@@ -332,60 +341,35 @@ class _Faults:
                 message += f" ({context} that begins in line {self.place(began).line})"
         self.note(self.place(mark), code, message, hint)
 
-
-class _Reader:
-    """Reads one document, event by event, and goes on behind a fault where libyaml can."""
-
-    def __init__(self, faults: _Faults) -> None:
-        self.faults = faults
-        self._next: Callable[[], Any] = CParser(faults.source).get_event
-        self._may_have_properties = b"&" in faults.source or b"!" in faults.source
-        self._root: Any = self._attempt(self._begin)  # the event that begins the document's value
-
-    @property
-    def is_empty(self) -> bool:
-        return self._root is None and not self.faults.problems
-
-    def read(self, index: int) -> Document | None:
-        """The document, or None where it has faults."""
-        value = self._attempt(self._whole) if self._root else None
-        if self.faults.problems or not isinstance(value, dict):
-            return None
-        return Document(value=value, index=index)
-
-    def layout(self) -> _Layout:
-        """Where everything stands in a document that is sound."""
-        return _Layout(_laid_out(self._next, self._root), self.faults.lines)
-
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
-        """What ``step`` returns; None, and a problem noted, where the document cannot be read on."""
+        """Return what ``step`` returns, or None after a problem is noted if the rest of the document cannot be read."""
         try:
             return step()
         except ReaderError as error:
-            self.faults.note_bytes(error)
+            self.note_bytes(error)
         except MarkedYAMLError as error:
-            self.faults.note_syntax(error)
+            self.note_syntax(error)
         except UnicodeDecodeError:  # from PyYAML, of the %-escapes in a tag
-            self.faults.note(self.faults.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
+            self.note(self.start, Code.TAG, "a tag that is not UTF-8", _NO_TAGS)
         except _CannotReadOn:
             pass
         return None
 
     def _begin(self) -> Any:
-        faults, source = self.faults, self.faults.source
+        source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
             message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
-            faults.note(faults.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            self.note(self.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
             raise _CannotReadOn
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
-            place = faults.place_of_byte(directive.end())
-            faults.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
+            place = self.place_of_byte(directive.end())
+            self.note(place, Code.DIRECTIVE, "a directive: a line that begins with '%'", "remove it")
             raise _CannotReadOn
         self._next()  # the stream's start
         return self._next_root()
 
     def _next_root(self) -> Any:
-        """The event that begins the next value at a document's root; None behind the last."""
+        """Return the event that begins the next value at a document's root, or None after the last."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
             if not _is_absent(root):
@@ -398,14 +382,14 @@ class _Reader:
         self._next()  # the document's end
         if another := self._next_root():
             message = "another document, but no line of its own for its '---'"
-            self.faults.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+            self.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
         if not isinstance(value, dict):
             message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self.faults.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
-        """The value that ``event`` begins, read to its end; a list or a mapping would be the ``depth``-th."""
+        """Read the value that ``event`` begins. ``depth`` is how many lists and mappings contain it, and 1."""
         if self._may_have_properties:
             self._refuse_properties(event)
         kind = type(event)  # quicker than isinstance(), and events have no subclasses
@@ -416,12 +400,17 @@ class _Reader:
             return None if text in _NULLS else text
         if kind is AliasEvent:
             hint = "write the value out; put text that begins with '*' in quotes"
-            self.faults.refuse(event, Code.ALIAS, "an alias", hint)
+            self.refuse(event, Code.ALIAS, "an alias", hint)
             return None
         if depth > MAX_DEPTH:
-            self.faults.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
+            self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
             raise _CannotReadOn
-        return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
+        if kind is MappingStartEvent:
+            return self._mapping(depth)
+        items: list[Value] = []
+        while type(event := self._next()) is not SequenceEndEvent:
+            items.append(self._value(event, depth + 1))
+        return items
 
     def _mapping(self, depth: int) -> dict[str, Value]:
         read, wary = self._next, self._may_have_properties
@@ -436,42 +425,33 @@ class _Reader:
             mapping[key] = self._value(read(), depth + 1)
         return mapping
 
-    def _list(self, depth: int) -> list[Value]:
-        read = self._next
-        items: list[Value] = []
-        while type(event := read()) is not SequenceEndEvent:
-            items.append(self._value(event, depth + 1))
-        return items
-
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self.faults.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
+                self.refuse(event, Code.INVALID_KEY, "a key that is a list or a mapping", _QUOTE_TEMPLATES)
             self._value(event, depth + 1)
             return
         self._refuse_properties(event)
         key = event.value
         if not key:
-            self.faults.refuse(
-                event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes"
-            )
+            self.refuse(event, Code.INVALID_KEY, "an empty key", "name it, or put text that holds ': ' in quotes")
         elif key == "<<" and not event.style:
-            self.faults.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
+            self.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
-            message = f"the key {key[:80]!r} again, which line {self.faults.place(first).line} has already"
-            self.faults.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+            message = f"the key {key[:80]!r} again, which line {self.place(first).line} has already"
+            self.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
             return  # the anchor that it has is the one it names
         if event.anchor is not None:
-            self.faults.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
+            self.refuse(event, Code.ANCHOR, "an anchor", "remove it; put text that begins with '&' in quotes")
         if event.tag is not None:
-            self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
+            self.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
 
 def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
-    """Where the value stands that ``event`` begins, with all that lies in it."""
+    """Return the places of the value that ``event`` begins, and of all values in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
         mapping: dict[str, tuple[int, Spot]] = {}
@@ -488,12 +468,11 @@ def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
 
 
 def _is_absent(event: Any) -> bool:
-    """Whether nothing is written where ``event`` has a scalar."""
+    """Return whether the scalar of ``event`` has no text in the document."""
     length: int = event.end_mark.index - event.start_mark.index
     return length == 0 and type(event) is ScalarEvent
 
 
-_SPREAD = "spread its documents over several files"
 _TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
 _NEST_LESS: Final = "nest less"
 # git-merge(1), "How conflicts are presented".

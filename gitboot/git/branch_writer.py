@@ -165,7 +165,9 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
         folder = fleet_folder(repository, root)
         tips = [peel_reference(repository, repository.references[name]) for name in there]
         trees = [tree for tree in (tree_of(repository, tip) for tip in tips) if tree is not None]
-        return any(_holds(tree, folder, files) for tree in trees) if there else None
+        wanted = {f"{folder}/{name}" if folder else name: pygit2.hash(content) for name, content in files.items()}
+        is_there = (all(name in tree and tree[name].id == id for name, id in wanted.items()) for tree in trees)
+        return any(is_there) if there else None
 
 
 def propose(
@@ -183,28 +185,14 @@ def propose(
         index = pygit2.Index()
         if (tree := tree_of(repository, parent)) is not None:
             index.read_tree(tree)
-        for name, content in files.items():
-            entry = index[f"{folder}/{name}" if folder else name]
+        for path_of_file, content in files.items():
+            entry = index[f"{folder}/{path_of_file}" if folder else path_of_file]
             index.add(pygit2.IndexEntry(entry.path, repository.create_blob(content), entry.mode))
-        who = _signature(repository, at)
+        name, email = "gitboot", "gitboot@localhost"
+        with suppress(KeyError):
+            default = repository.default_signature
+            name, email = default.name, default.email
+        who = pygit2.Signature(name, email, int(at.timestamp()), 0)
         commit = repository.create_commit(None, who, who, message, index.write_tree(repository), [parent.id])
         repository.references.create(f"refs/heads/{branch}", commit)
         return Revision(str(commit))
-
-
-def _holds(tree: pygit2.Tree, folder: str, files: Mapping[str, bytes]) -> bool:
-    for name, content in files.items():
-        with suppress(KeyError):
-            if tree[f"{folder}/{name}" if folder else name].id == pygit2.hash(content):
-                continue
-        return False
-    return True
-
-
-def _signature(repository: pygit2.Repository, at: datetime) -> pygit2.Signature:
-    try:
-        who = repository.default_signature
-        name, email = who.name, who.email
-    except KeyError:
-        name, email = "gitboot", "gitboot@localhost"
-    return pygit2.Signature(name, email, int(at.timestamp()), 0)

@@ -207,8 +207,13 @@ class Source:
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
     def _resolved(self) -> tuple[FollowedBranch | None, Remote]:
-        """Return the branch to follow, and the remote to fetch it from. Find the branch at the first start."""
-        followed, remote = self._followed, self._authorized_remote()
+        """Return the branch to follow, and the remote to fetch it from. Find the branch at the first start.
+
+        Raises `UsageError` if the credentials that are valid now cannot be read.
+        """
+        followed, remote = self._followed, self._remote
+        if self._read_credentials is not None:
+            remote = replace(remote, credentials=self._read_credentials())
         if self._record is None:
             return followed, remote
         followed = followed or self._record.read()  # of a write whose outcome was unknown
@@ -228,8 +233,9 @@ class Source:
         if followed == self._recorded:
             return
         if self._followed is None:
-            accepted = record.accepted() or self.accepted()
-            if accepted is not None and not self._contains(Revision(accepted), fetched):
+            found = record.accepted() or self.accepted()
+            accepted = Revision(found) if found is not None else None
+            if accepted is not None and not (self.has(accepted) and not self.is_rewind(accepted, fetched)):
                 raise BranchNotNamed(
                     f"{self._remote.url}: the default branch {followed.reference} does not contain the accepted commit "
                     f"{accepted[:12]}; name the branch to follow with --rev"
@@ -237,15 +243,6 @@ class Source:
         record.write(followed)
         self._recorded = self._followed = followed
         self._remote = _with_reference(self._remote, followed)
-
-    def _contains(self, accepted: Revision, fetched: Revision) -> bool:
-        return self.has(accepted) and not self.is_rewind(accepted, fetched)
-
-    def _authorized_remote(self) -> Remote:
-        """Return the remote with the credentials that are valid now. Raises `UsageError` if they cannot be read."""
-        if self._read_credentials is None:
-            return self._remote
-        return replace(self._remote, credentials=self._read_credentials())
 
     def _replace(self) -> None:
         """Put the new clone in the place of what is there."""

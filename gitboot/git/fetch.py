@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from sys import intern
 from tempfile import TemporaryDirectory
 from threading import Lock
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import pygit2
@@ -22,7 +24,6 @@ from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.errors import (
     BranchMissing,
     CorruptClone,
-    GitbootError,
     SourceError,
     SourceRefused,
     SourceTooLarge,
@@ -31,7 +32,7 @@ from gitboot.errors import (
 )
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.remote import HEAD, Conversation, Head, Password, Remote, SshKey, head_of, wanted
+from gitboot.git.remote import HEAD, Conversation, Head, Remote, head_of, wanted
 from gitboot.git.repository import (
     ACCEPTED,
     CommitReader,
@@ -79,10 +80,6 @@ class Upstream:
     def __init__(self, remote: Remote, state: Path) -> None:
         self._remote, self._state = remote, state
 
-    @property
-    def url(self) -> str:
-        return self._remote.url
-
     def watch_paths(self) -> tuple[Path, ...]:
         """The directory in which, at any depth, a local repository's refs change; nothing for another remote.
 
@@ -116,15 +113,20 @@ class Upstream:
                         self._copy(theirs, ours, tip)
                     else:
                         self._fetch(conversation, ours, kept, f"+{name}:{_FETCHED}")
-        with blaming(self._remote.url):
-            check_history(ours, pygit2.Oid(hex=tip), _commits(ours, kept))
+        with blaming(self._remote.url):  # what led to the kept references was checked when they came
+            names = (ours.references.get(each) for each in kept)
+            known = {peel_reference(ours, each).id for each in names if each is not None}
+            check_history(ours, pygit2.Oid(hex=tip), known)
         try:
             commit = CommitReader(ours).peel(tip).revision
         except pygit2.GitError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
         if folder and tree_at(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
-        return Brought(commit, head, _own_tag(ours, tip, name))
+        tag = read_tag(ours, pygit2.Oid(hex=tip))
+        # An older tag that is served as a newer one does not bear the name under which it was found.
+        is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
+        return Brought(commit, head, tip if is_own else None)
 
     def _bring_one(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
@@ -222,18 +224,6 @@ class Upstream:
             yield theirs, folder_in(theirs, root) or ""
 
 
-def _own_tag(ours: pygit2.Repository, tip: str, name: str) -> str | None:
-    """A tag that bears the name under which it was found: an older one, given out as a newer, does not."""
-    tag = read_tag(ours, pygit2.Oid(hex=tip))
-    return tip if tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}" else None
-
-
-def _commits(ours: pygit2.Repository, names: Iterable[str]) -> set[pygit2.Oid]:
-    """The commits that references of the clone name; what led to them was looked at when they came."""
-    found = (ours.references.get(name) for name in names)
-    return {peel_reference(ours, reference).id for reference in found if reference is not None}
-
-
 CLONE: Final = "repository.git"  # in STATE
 NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
@@ -249,65 +239,133 @@ class Tip(NamedTuple):
     head: Head  # what the remote's HEAD names
 
 
-class Fetching(Protocol):
-    """Whoever fetches: this process, or one of its own."""
+# Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
+# that gitboot owns: read its commit, fetch it, or push to it.
+Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to fetch or push, from where to where. It contains the credentials."""
+
+    work: Work
+    remote: Remote
+    folder: Path  # the state directory; for a branch that gitboot owns, the branch's repository
+    accepted: str | None = None  # the accepted commit; of a push, the commit that the branch is at, if there is one
+    pushed: str = ""  # the commit to push
+    memory: int | None = None  # bytes; None: no limit
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The result of an order that was carried out."""
+
+    revision: str = ""  # what the reference means; "": no commit
+    head: Head | None = None  # what the remote's HEAD names; None: the order did not read it
+    found: bool = True  # the accepted commit, too, where it was to be
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The error of an order."""
+
+    error: str  # a name of `ERRORS`
+    message: str
+
+
+Report = Arrived | Failed | Step
+order: Final[Callable[[bytes], Order]] = decoder(Order)
+report: Final[Callable[[bytes], Report]] = decoder(Report)
+# What fetching raises on purpose.
+_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing, UsageError)
+ERRORS: Final = {each.__name__: each for each in _RAISED}
+
+
+class Fetching(ABC):
+    """Fetches and pushes, in this process or in a process of its own."""
+
+    @abstractmethod
+    def carry_out(self, order: Order) -> Arrived:
+        """Carry out an order, and return its result. Raises `SourceError`, `SourceRefused`, `UsageError`, …."""
 
     def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         """Fetch what the remote's reference means into the clone in ``state``, or into a new one beside it.
 
         Return the commit, and what HEAD names. HEAD is None if the reference is a commit's id.
         """
+        found = self.carry_out(Order(work="anew" if anew else "fetch", remote=remote, folder=state))
+        return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        """Fetch into a new clone; say whether it has the accepted commit, which is looked for all over."""
+        """Fetch into a new clone; return whether it has the accepted commit, which is looked for all over."""
+        return self.carry_out(Order(work="restore", remote=remote, folder=state, accepted=accepted)).found
 
     def read_head(self, remote: Remote, state: Path) -> Head:
         """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
+        head = self.carry_out(Order(work="head", remote=remote, folder=state)).head
+        assert head is not None  # noqa: S101 - this order is to read it
+        return head
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
+        self.carry_out(Order(work="branch", remote=remote, folder=repository))
 
     def read_tip(self, remote: Remote, repository: Path) -> Tip:
         """Return where the branch that the reference names is."""
+        found = self.carry_out(Order(work="tip", remote=remote, folder=repository))
+        assert found.head is not None  # noqa: S101 - this order is to read it
+        return Tip(found.revision or None, found.head)
 
     def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
         """Bring the branch that the reference names from ``expected`` to a commit of the repository.
 
         Raises `SourceError` if the branch is elsewhere by now, and `SourceRefused` if the remote does not take it.
         """
+        self.carry_out(Order(work="push", remote=remote, folder=repository, accepted=expected, pushed=commit))
 
 
-class InThisProcess:
-    """Fetches without limits; raises `SourceError`, `SourceRefused`, `UsageError`, and `CorruptClone`."""
+class InThisProcess(Fetching):
+    """Fetches without limits."""
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
-        clone = _create(state) if anew else Stored(state / CLONE, CorruptClone)
-        return _fetch_into(clone, remote, Upstream(remote, state))
+    def carry_out(self, order: Order) -> Arrived:
+        remote, folder = order.remote, order.folder
+        match order.work:
+            case "fetch" | "anew":
+                clone = _create(folder) if order.work == "anew" else Stored(folder / CLONE, CorruptClone)
+                revision, head = _fetch_into(clone, remote, Upstream(remote, folder))
+                return Arrived(revision=revision, head=head)
+            case "restore":
+                return Arrived(found=_restore(remote, folder, order.accepted))
+            case "head":
+                return Arrived(head=Upstream(remote, folder).read_head())
+        with blaming(folder), opened(folder) as ours:
+            conversation = Conversation(remote, None, ours, home_of(folder))
+            match order.work:
+                case "branch":
+                    conversation.fetch(f"+{remote.reference}:{FETCHED}")
+                case "tip":
+                    heads, head = conversation.refs()
+                    return Arrived(revision=heads.get(remote.reference or HEAD, ""), head=head)
+                case "push":
+                    ours.references.create(_PUSHED, order.pushed, force=True)
+                    conversation.push(f"{_PUSHED}:{remote.reference}", order.accepted)
+        return Arrived()
 
-    def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        new, upstream = _create(state), Upstream(remote, state)
-        _fetch_into(new, remote, upstream)
-        if accepted is None:
+
+def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
+    """Fetch into a new clone, and look for the accepted commit in what is left of clones, too."""
+    new, upstream = _create(state), Upstream(remote, state)
+    _fetch_into(new, remote, upstream)
+    if accepted is None:
+        return True
+    with new.reading() as ours:
+        for old in (state / CLONE, state / BROKEN):
+            with suppress(SourceError), blaming(old), opened(old) as left:
+                copy(left, ours, pygit2.Oid(hex=accepted))
+                recover_folder(ours, left)
+        with suppress(SourceError):
+            upstream.bring_commit(ours, accepted, ())
+        if accepted in ours.odb:
+            point(ours, ACCEPTED, accepted)
             return True
-        with new.reading() as ours:
-            return _recovered(ours, accepted, (state / CLONE, state / BROKEN), upstream)
-
-    def read_head(self, remote: Remote, state: Path) -> Head:
-        return Upstream(remote, state).read_head()
-
-    def fetch_branch(self, remote: Remote, repository: Path) -> None:
-        with blaming(repository), opened(repository) as ours:
-            Conversation(remote, None, ours, home_of(repository)).fetch(f"+{remote.reference}:{FETCHED}")
-
-    def read_tip(self, remote: Remote, repository: Path) -> Tip:
-        with blaming(repository), opened(repository) as ours:
-            heads, head = Conversation(remote, None, ours, home_of(repository)).refs()
-        return Tip(heads.get(remote.reference or HEAD), head)
-
-    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
-        with blaming(repository), opened(repository) as ours:
-            ours.references.create(_PUSHED, commit, force=True)
-            Conversation(remote, None, ours, home_of(repository)).push(f"{_PUSHED}:{remote.reference}", expected)
+    return False
 
 
 def home_of(repository: Path) -> Path:
@@ -354,20 +412,6 @@ def _create(state: Path) -> Stored:
     return new
 
 
-def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Path], upstream: Upstream) -> bool:
-    """Whether the accepted commit was found, in what is left of clones or at the remote, and brought."""
-    for old in clones:
-        with suppress(SourceError), blaming(old), opened(old) as left:
-            copy(left, ours, pygit2.Oid(hex=accepted))
-            recover_folder(ours, left)
-    with suppress(SourceError):
-        upstream.bring_commit(ours, accepted, ())
-    if accepted not in ours.odb:
-        return False
-    point(ours, ACCEPTED, accepted)
-    return True
-
-
 def point(ours: pygit2.Repository, name: str, tip: str) -> None:
     """Let a reference name a commit or a tag."""
     reference = ours.references.get(name)
@@ -375,130 +419,12 @@ def point(ours: pygit2.Repository, name: str, tip: str) -> None:
         ours.references.create(name, tip, force=True)
 
 
-# Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
-# that gitboot owns, and the repository ``state``: read its commit, fetch it, or push to it.
-Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
-
-
-class SentPassword(msgspec.Struct, frozen=True, tag=True):
-    user: str
-    password: str
-
-    def __repr__(self) -> str:
-        return "SentPassword()"
-
-
-class SentKey(msgspec.Struct, frozen=True, tag=True):
-    private_key: str
-    known_hosts: str
-    passphrase: str
-
-    def __repr__(self) -> str:
-        return "SentKey()"
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to fetch or push, from where to where, and how much memory that may take; the credentials are in it."""
-
-    work: Work
-    state: str
-    accepted: str | None  # the accepted commit; of a push, the commit that the branch is at, if there is one
-    memory: int | None  # bytes; None: no limit
-    max_bytes: int | None  # that the clone may take on disk; None: no limit
-    pushed: str = ""  # the commit to push
-    url: str
-    reference: str | None
-    subpath: str
-    credentials: SentPassword | SentKey | None
-    ca_bundle: str | None
-    connect_timeout_s: float
-    timeout_s: float
-
-
-class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It was fetched, or pushed."""
-
-    revision: str = ""  # what the reference means; "": no commit
-    head: Head | None = None  # what the remote's HEAD names; None: nobody looked
-    found: bool = True  # the accepted commit, too, where it was to be
-
-
-class Failed(msgspec.Struct, frozen=True, tag=True):
-    """It is not."""
-
-    error: str  # a name of `ERRORS`
-    message: str
-
-
-Report = Arrived | Failed | Step
-order: Final[Callable[[bytes], Order]] = decoder(Order)
-report: Final[Callable[[bytes], Report]] = decoder(Report)
-# What fetching raises on purpose.
-_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing, UsageError)
-ERRORS: Final = {each.__name__: each for each in _RAISED}
-
-
-def order_of(
-    work: Work, remote: Remote, state: Path, accepted: str | None, memory: int | None, *, pushed: str = ""
-) -> Order:
-    sent: SentPassword | SentKey | None = None
-    match remote.credentials:
-        case Password(user=user, password=password):
-            sent = SentPassword(user, password)
-        case SshKey(private_key=key, known_hosts=known_hosts, passphrase=passphrase):
-            sent = SentKey(str(key), str(known_hosts), passphrase)
-    return Order(
-        work=work,
-        state=str(state),
-        accepted=accepted,
-        memory=memory,
-        max_bytes=remote.max_bytes,
-        pushed=pushed,
-        url=remote.url,
-        reference=remote.reference,
-        subpath=remote.subpath,
-        credentials=sent,
-        ca_bundle=str(remote.ca_bundle) if remote.ca_bundle is not None else None,
-        connect_timeout_s=remote.connect_timeout_s,
-        timeout_s=remote.timeout_s,
-    )
-
-
-def remote_of(order: Order) -> Remote:
-    """Where an order leads."""
-    credentials: Password | SshKey | None = None
-    match order.credentials:
-        case SentPassword(user, password):
-            credentials = Password(user=user, password=password)
-        case SentKey(key, known_hosts, passphrase):
-            credentials = SshKey(private_key=Path(key), known_hosts=Path(known_hosts), passphrase=passphrase)
-    return Remote(
-        url=order.url,
-        reference=order.reference,
-        subpath=order.subpath,
-        credentials=credentials,
-        ca_bundle=Path(order.ca_bundle) if order.ca_bundle is not None else None,
-        connect_timeout_s=order.connect_timeout_s,
-        timeout_s=order.timeout_s,
-        max_bytes=order.max_bytes,
-    )
-
-
-def failed(error: GitbootError) -> Failed:
-    return Failed(type(error).__name__, str(error))
-
-
-def raised(failure: Failed) -> GitbootError:
-    """An error, as it was before it was sent."""
-    return ERRORS[failure.error](failure.message)
-
-
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
 TOTAL_S: Final = 3600.0  # of whatever makes no new clone
 _START_S: Final = 60.0  # until a process has read its program from a slow disk
 
 
-class FetchProcess:
+class FetchProcess(Fetching):
     """Fetches and pushes as `InThisProcess` does; raises `SourceTooLarge`, too, if that takes too much memory.
 
     Raises `SourceError` if the process does not report the next step of its work in time
@@ -516,30 +442,6 @@ class FetchProcess:
         self._busy: set[Child] = set()
         self._is_closed = False
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
-        found = self._ask(order_of("anew" if anew else "fetch", remote, state, None, self._memory))
-        return Revision(found.revision), found.head
-
-    def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
-        return self._ask(order_of("restore", remote, state, accepted, self._memory)).found
-
-    def read_head(self, remote: Remote, state: Path) -> Head:
-        head = self._ask(order_of("head", remote, state, None, self._memory)).head
-        assert head is not None  # noqa: S101 - this order is to read it
-        return head
-
-    def fetch_branch(self, remote: Remote, repository: Path) -> None:
-        self._ask(order_of("branch", remote, repository, None, self._memory))
-
-    def read_tip(self, remote: Remote, repository: Path) -> Tip:
-        found = self._ask(order_of("tip", remote, repository, None, self._memory))
-        assert found.head is not None  # noqa: S101 - this order is to read it
-        return Tip(found.revision or None, found.head)
-
-    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
-        # What is packed is gitboot's own, and may be large.
-        self._ask(order_of("push", remote, repository, expected, None, pushed=commit))
-
     def close(self) -> None:
         """End the processes, whatever they are at, and start no more."""
         with self._changing:
@@ -551,11 +453,14 @@ class FetchProcess:
             idle.kill()
             idle.put_away()
 
-    def _ask(self, order: Order) -> Arrived:
-        child, is_new = self._taken()
-        start_s = _START_S if is_new else order.timeout_s
-        first = Step(start_s, f"the process that fetches did not begin within {start_s:g} s")
-        answered, waiting = None, _Waiting(first, _total_s(order, self._deadline_s))
+    def carry_out(self, order: Order) -> Arrived:
+        if order.work != "push":  # what is packed for a push is gitboot's own, and may be large
+            order = msgspec.structs.replace(order, memory=self._memory)
+        url, child, is_new = order.remote.url, *self._take_child()
+        start_s = _START_S if is_new else order.remote.timeout_s
+        total_s = None if order.work in ("anew", "restore") else self._deadline_s
+        waiting = _Waiting(Step(start_s, f"the process that fetches did not begin within {start_s:g} s"), total_s)
+        answered = None
         try:
             child.send(order)
             for frame in child.answers(waiting.left_s):
@@ -565,19 +470,19 @@ class FetchProcess:
                     break
                 waiting.begin(found)
             if answered is None:
-                raise self._died(order.url, child.wait())
+                raise self._died(url, child.wait())
         except TimeoutError:
-            raise SourceError(f"{order.url}: {waiting.complaint}") from None
+            raise SourceError(f"{url}: {waiting.complaint}") from None
         except BrokenPipeError:
-            raise self._died(order.url, child.wait()) from None
+            raise self._died(url, child.wait()) from None
         finally:
             self._give_back(child, is_free=answered is not None)
-        if isinstance(answered, Arrived):
-            return answered
-        raise raised(answered)
+        if isinstance(answered, Failed):
+            raise ERRORS[answered.error](answered.message)
+        return answered
 
-    def _taken(self) -> tuple[Child, bool]:
-        """Return a process that nobody else asks meanwhile, and whether it was started just now."""
+    def _take_child(self) -> tuple[Child, bool]:
+        """Return a process that no other thread uses meanwhile, and whether it was started just now."""
         with self._changing:
             if self._is_closed:
                 raise SourceError("nothing is fetched any more: this instance ends")
@@ -591,7 +496,7 @@ class FetchProcess:
             return child, is_new
 
     def _give_back(self, child: Child, *, is_free: bool) -> None:
-        """Keep it for the next time, if it is at nothing any more; else end it."""
+        """Keep a process for the next order, if it has finished this one; else end it."""
         with self._changing:
             self._busy.remove(child)
             if is_free and not self._is_closed and self._idle is None:
@@ -615,7 +520,8 @@ class _Waiting:
     """How long an instance still waits for the process that fetches."""
 
     def __init__(self, first: Step, total_s: float | None) -> None:
-        self._began_s, self._total_s = time.monotonic(), total_s
+        """``total_s`` is for all steps; None: as long as data arrives."""
+        self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 
     def begin(self, step: Step) -> None:
@@ -624,20 +530,11 @@ class _Waiting:
 
     def left_s(self) -> float:
         """Return how many seconds are left for this step, and for all of them."""
-        left_s = self._step_ends_s - time.monotonic()
-        return left_s if self._total_s is None else min(left_s, self._total_left_s(self._total_s))
+        return min(self._step_ends_s, self._ends_s) - time.monotonic()
 
     @property
     def complaint(self) -> str:
         """Return the message if the time is over."""
-        if self._total_s is not None and self._total_left_s(self._total_s) <= 0:
+        if self._ends_s <= time.monotonic():
             return f"the fetch was not complete after {self._total_s:g} s"
         return self._step.complaint
-
-    def _total_left_s(self, total_s: float) -> float:
-        return self._began_s + total_s - time.monotonic()
-
-
-def _total_s(order: Order, deadline_s: float) -> float | None:
-    """Return how long an order may take as a whole; None: as long as data arrives."""
-    return None if order.work in ("anew", "restore") else deadline_s

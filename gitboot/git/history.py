@@ -146,7 +146,16 @@ class Blame:
             name = self._prefix + path
             if tree is None or name not in tree:
                 return {}
-            lines = _blamed(git, name, self._commit)
+            try:
+                hunks = list(git.blame(name, newest_commit=pygit2.Oid(hex=self._commit)))
+            except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+                lines = _blamed_along_first_parents(git, name, self._commit)
+            else:
+                reader, lines = CommitReader(git), {}
+                for hunk in hunks:
+                    start = hunk.final_start_line_number
+                    wrote = describe(reader.read(hunk.final_commit_id))
+                    lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
             if self._root is None:
                 return lines
             old, new = git[tree[name].id].peel(pygit2.Blob).data, read_work_file(self._root, path)
@@ -164,18 +173,6 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
         unborn = uncommitted and git.head_is_unborn
         commit = None if unborn else commit_at(git, "HEAD" if uncommitted or rev is None else rev, str(path))
         return Blame(Stored(files_of(git)), commit, fleet_folder(git, root), root if uncommitted else None)
-
-
-def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
-    lines: dict[int, CommitSummary] = {}
-    try:
-        for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
-            start = hunk.final_start_line_number
-            wrote = describe(CommitReader(git).read(hunk.final_commit_id))
-            lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
-    except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
-        return _blamed_along_first_parents(git, path, commit)
-    return lines
 
 
 def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
@@ -221,26 +218,20 @@ def commits_between(git: pygit2.Repository, hidden: Iterable[pygit2.Oid], *tips:
     """Yield the commits that led to one of ``tips`` and to none of ``hidden``, children before their parents."""
     reader, hidden = CommitReader(git), tuple(hidden)
     try:
-        found = _walk(git, hidden, tips)
-    except pygit2.GitError:
-        known = ancestors(reader, hidden)
-        found = _sorted_topologically(reader, tips, known)
+        walker = git.walk(None, SortMode.TOPOLOGICAL)
+        for tip in tips:
+            walker.push(tip)
+        for each in hidden:
+            walker.hide(each)
+        found = [commit.id for commit in walker]
+    except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+        found = _sorted_topologically(reader, tips, seen=ancestors(reader, hidden))
     return map(reader.read, found)
 
 
-def _walk(git: pygit2.Repository, hidden: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]) -> list[pygit2.Oid]:
-    walker = git.walk(None, SortMode.TOPOLOGICAL)
-    for tip in tips:
-        walker.push(tip)
-    for each in hidden:
-        walker.hide(each)
-    return [commit.id for commit in walker]
-
-
-def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], known: set[pygit2.Oid]) -> list[pygit2.Oid]:
-    """Return what led to ``tips`` and is not ``known``, children before their parents."""
+def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen: set[pygit2.Oid]) -> list[pygit2.Oid]:
+    """Return what led to ``tips`` and was not ``seen`` before, children before their parents."""
     finished: list[pygit2.Oid] = []
-    seen = set(known)
     pending = [(tip, False) for tip in tips]
     while pending:
         oid, is_finished = pending.pop()
@@ -385,7 +376,12 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     Nothing is written, not even for a merge. Raises `UsageError` where there is no such range, and
     `InvalidRepository` where the two do not merge.
     """
-    base, dots, head = _parted(text, accepted)
+    dots = "..." if "..." in text else ".."
+    base, is_range, head = text.partition(dots)
+    base = base or accepted or ""
+    if not base or base == WORKTREE or ".." in head:
+        raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
+    head = (head or "HEAD") if is_range else WORKTREE
     root = fleet_root(path)
     with blaming(path), containing(root) as repository:
         if not root.is_dir() and (repository is None or head == WORKTREE):
@@ -415,8 +411,10 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             for each in line(repository, first, old if merge else new)
         )
         if merge:
-            snapshot = _merged(repository, old, new, folder, path)
-            passed = _and_merge(passed, snapshot, tuple(messages(repository, old, new)), begins=first == old)
+            merged = snapshot = _merged(repository, old, new, folder, path)
+            last = Merge(merged.revision, tuple(messages(repository, old, new)))
+            is_on_line = bool(passed) or first == old  # else BASE does not lead there
+            passed = (*passed, Passed(merge=last, snapshot=lambda: merged)) if is_on_line else ()
         found = tuple(messages(repository, first, new, *([old] if merge else [])))
         can_repeat = any(each.content for each in found)  # else the history is not searched
         return Range(
@@ -439,16 +437,6 @@ def head_commit(path: Path, text: str) -> Revision | None:
         return commit_at(repository, head or "HEAD", str(path)) if repository is not None else None
 
 
-def _parted(text: str, accepted: str | None = None) -> tuple[str, str, str]:
-    """BASE, dots and HEAD; one revision alone is compared with the work tree."""
-    dots = "..." if "..." in text else ".."
-    base, found, head = text.partition(dots)
-    base = base or accepted or ""
-    if not base or base == WORKTREE or ".." in head:
-        raise UsageError(f"{text!r} is no range: write BASE..HEAD, BASE...HEAD, or BASE for what lies uncommitted")
-    return base, dots, (head or "HEAD") if found else WORKTREE
-
-
 def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
     return pygit2.Oid(hex=commit_at(repository, rev, str(path)))
 
@@ -459,15 +447,6 @@ def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid,
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
         raise UsageError(f"{path}: the two commits have no common ancestor here; {hint}")
     return found
-
-
-def _and_merge(
-    line: tuple[Passed, ...], merged: Snapshot, messages: tuple[Message, ...], *, begins: bool
-) -> tuple[Passed, ...]:
-    """A line to BASE, and then the merge; ``begins`` tells that the line is empty because it begins at BASE."""
-    if not line and not begins:
-        return ()
-    return (*line, Passed(merge=Merge(merged.revision, messages), snapshot=lambda: merged))
 
 
 # What a merge would be
@@ -494,10 +473,11 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
             prefix = f"{folder}/" if folder else ""
             if clashing := list(_conflicts(index.conflicts or (), prefix)):
                 raise InvalidRepository(clashing)
-            blobs, irregular = {}, {}
+            blobs, irregular = dict[str, BlobId](), dict[str, Irregular]()
             for entry in index:
                 name = entry.path.removeprefix(prefix)
-                if not entry.path.startswith(prefix) or _is_in_dot_folder(name):
+                is_in_dot_folder = any(part.startswith(".") for part in name.split("/")[:-1])
+                if not entry.path.startswith(prefix) or is_in_dot_folder:
                     continue
                 if entry.mode in _IRREGULAR:
                     irregular[name] = _IRREGULAR[entry.mode]
@@ -513,10 +493,6 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
         read=lambda blob: made[blob] if blob in made else stored.read(blob),
         irregular=irregular,
     )
-
-
-def _is_in_dot_folder(path: str) -> bool:
-    return any(part.startswith(".") for part in path.split("/")[:-1])
 
 
 def _conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:

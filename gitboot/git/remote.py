@@ -9,12 +9,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
+import msgspec
 import pygit2
 from pygit2.enums import CredentialType
 
@@ -25,21 +26,25 @@ from gitboot.git.repository import Transfer, note_work, objects_of, steps, words
 from gitboot.text import one_line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Password:
+class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """HTTP basic authentication over TLS."""
 
-    password: str = field(repr=False)  # or a token
+    password: str  # or a token
     user: str = "git"  # what forges that take a token expect no particular name in
 
+    def __repr__(self) -> str:
+        return f"Password(user={self.user!r})"
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SshKey:
+
+class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Authentication by key, and the host keys to expect."""
 
     private_key: Path
     known_hosts: Path  # as ssh reads it
-    passphrase: str = field(default="", repr=False)
+    passphrase: str = ""
+
+    def __repr__(self) -> str:
+        return f"SshKey(private_key={self.private_key!r})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +109,6 @@ def address(url: str) -> SplitResult:
     if match := _SCP.fullmatch(url):
         return urlsplit(f"ssh://{match['authority']}/{match['path']}")
     return SplitResult("", "", url, "", "")
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    """Whom credentials are for: scheme, host and port."""
-    parts = address(url)
-    return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
 
 
 DEFAULT_PORT: Final = 22
@@ -184,7 +183,10 @@ class Conversation:
             pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
             pygit2.settings.server_timeout = round(remote.timeout_s * 1000)
             if remote.ca_bundle is not None:
-                _trust(remote.ca_bundle)
+                try:
+                    pygit2.settings.set_ssl_cert_locations(str(remote.ca_bundle), None)
+                except pygit2.GitError as error:
+                    raise UsageError(f"{remote.ca_bundle} holds no certificates: {words(error)}") from error
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
@@ -193,48 +195,33 @@ class Conversation:
 
     def refs(self) -> Refs:
         """Return every ref of the remote, and what its HEAD names."""
-        with self._translated(), self._answered():
+        heads: dict[str, str] = {}
+        with self._translated():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
-                names = ("HEAD", *self._local.references)
-                heads = {name: each for name in names if (each := self._target(name)) is not None}
+                for name in ("HEAD", *self._local.references):
+                    with suppress(KeyError):  # it is unborn or dangling
+                        heads[name] = str(self._local.lookup_reference(name).resolve().target)
+                note_work()
                 return Refs(heads, head_of(self._local))
+            steps().begin_answer(self._remote.timeout_s)
             listed = self._link.list_heads(self._callbacks)
+            note_work()
             branch = next((each.symref_target for each in listed if each.name == HEAD), None)
             return Refs({str(each.name): str(each.oid) for each in listed}, Head(branch))
 
-    def _target(self, name: str) -> str | None:
-        """Return what a ref of a local repository points at; None if it is unborn or dangling."""
-        with suppress(KeyError):
-            assert self._local is not None  # noqa: S101 - who asks has looked
-            return str(self._local.lookup_reference(name).resolve().target)
-        return None
-
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
-        room = self._room()
+        room = None  # bytes that the clone may still take
+        if self._remote.max_bytes is not None:
+            sizes = (file.stat().st_size for file in objects_of(self._ours).rglob("*") if file.is_file())
+            if (room := self._remote.max_bytes - sum(sizes)) <= 0:
+                raise _too_large(self._remote)
         # A pack that arrives is completed with objects of the clone, which are not counted as received.
         with self._translated(), limited_files(room):
             self._callbacks.room = room
             self._callbacks.transfer = steps().begin_download(self._remote.timeout_s)
             self._link.fetch(list(refspecs), callbacks=self._callbacks)
             note_work()
-
-    def _room(self) -> int | None:
-        """Return how many bytes the clone may still take on disk. Raises `SourceTooLarge` if that is none."""
-        if self._remote.max_bytes is None:
-            return None
-        sizes = (file.stat().st_size for file in objects_of(self._ours).rglob("*") if file.is_file())
-        if (room := self._remote.max_bytes - sum(sizes)) <= 0:
-            raise _too_large(self._remote)
-        return room
-
-    @contextmanager
-    def _answered(self) -> Iterator[None]:
-        """Limit the time of an answer, and then that of what follows on this host."""
-        if self._local is None:
-            steps().begin_answer(self._remote.timeout_s)
-        yield
-        note_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
         """Push one ref that the remote is to have at ``expected``, if at all.
@@ -316,7 +303,11 @@ class _Callbacks(pygit2.RemoteCallbacks):
     def credentials(
         self, url: str, username_from_url: str | None, allowed_types: CredentialType
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
-        if _origin(url) != _origin(self._remote.url):  # where a server has led: libgit2 asks anew there
+        def origin(url: str) -> tuple[str, str | None, int | None]:
+            parts = address(url)
+            return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
+
+        if origin(url) != origin(self._remote.url):  # where a server has led: libgit2 asks anew there
             raise SourceRefused(
                 f"{self._remote.url} leads to {one_line(url)}, which is not sent the credentials; where that is "
                 "right, let the repository be that URL"
@@ -344,13 +335,6 @@ class _Callbacks(pygit2.RemoteCallbacks):
             known = self._remote.credentials.known_hosts
             raise SourceRefused(f"{name} shows another host key than {known} has for it")
         raise SourceRefused(f"{name} shows a certificate that is not valid by the clock of this host, or not trusted")
-
-
-def _trust(ca_bundle: Path) -> None:
-    try:
-        pygit2.settings.set_ssl_cert_locations(str(ca_bundle), None)
-    except pygit2.GitError as error:
-        raise UsageError(f"{ca_bundle} holds no certificates: {words(error)}") from error
 
 
 def _check_private_key(file: Path) -> None:
@@ -413,12 +397,8 @@ Range = tuple[tuple[Term, ...], ...]  # one of these, of which all hold
 def highest(wanted: Range, tags: Iterable[str]) -> str | None:
     """The tag whose name is the highest version in the range; of ``v1.0.0`` and ``1.0.0`` always the same."""
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
-    within = [(version, tag) for version, tag in versions if _holds(wanted, version)]
+    within = [each for each in versions if any(all(term.holds(each[0]) for term in terms) for terms in wanted)]
     return max(within)[1] if within else None
-
-
-def _holds(wanted: Range, version: Version) -> bool:
-    return any(all(term.holds(version) for term in terms) for terms in wanted)
 
 
 _NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
@@ -443,17 +423,17 @@ def parse_range(text: str) -> Range:
 
     A pre-release is only within a term that names one, as in Flux and Helm: ``>=1.0.0-0`` takes them all.
     """
-    return tuple(tuple(_terms(alternative.strip(), text)) for alternative in text.split("||"))
-
-
-def _terms(alternative: str, text: str) -> Iterable[Term]:
-    position = 0
-    while position < len(alternative) or not position:
-        match = _TERM.match(alternative, position)
-        if match is None:
-            raise UsageError(f"{text!r} is no range of versions; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
-        yield _term(match)
-        position = match.end()
+    found = []
+    for alternative in map(str.strip, text.split("||")):
+        terms, position = list[Term](), 0
+        while position < len(alternative) or not position:
+            match = _TERM.match(alternative, position)
+            if match is None:
+                raise UsageError(f"{text!r} is no range of versions; write >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*")
+            terms.append(_term(match))
+            position = match.end()
+        found.append(tuple(terms))
+    return tuple(found)
 
 
 _LOWEST: Final = Version((0, 0, 0), False, ())
@@ -522,19 +502,13 @@ def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
 def _covers(patterns: str, name: str) -> bool:
     """Whether a line's first field means ``name``: by its hash, or by patterns; "!" before one excludes."""
     if patterns.startswith("|1|"):
-        return _is_hash_of(patterns, name)
-    fitting = [pattern for pattern in patterns.split(",") if _fits(pattern.removeprefix("!"), name)]
-    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
-
-
-def _fits(pattern: str, name: str) -> bool:
-    wild = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
-    return re.fullmatch(wild, name) is not None
-
-
-def _is_hash_of(hashed: str, name: str) -> bool:
-    try:
-        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.split("|")[2:])
-    except ValueError:
+        with suppress(ValueError):
+            salt, digest = (base64.b64decode(part, validate=True) for part in patterns.split("|")[2:])
+            return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
         return False
-    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+    fitting = []
+    for pattern in patterns.split(","):
+        wild = re.escape(pattern.removeprefix("!").lower()).replace(r"\*", ".*").replace(r"\?", ".")
+        if re.fullmatch(wild, name) is not None:
+            fitting.append(pattern)
+    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from sys import intern
 from threading import Lock
@@ -270,17 +271,13 @@ def parse_person(text: bytes) -> Person:
         name, email = who, b""
     if not rest and (found := _TIME_AT_END.search(name)) is not None:  # there is no address
         name, rest = name[: found.start()], found[0]
-    time = _TIME.match(rest)
-    seconds = int(time[1]) if time is not None and len(time[1]) < _MOST_DIGITS else 0
-    return Person(name.strip(_CRUD), email.strip(_CRUD), seconds, _offset(time[2]) if time and time[2] else 0)
-
-
-def _offset(text: bytes) -> int:
-    """Return the minutes of ``+hhmm``; 0 for what no place on Earth has, as libgit2 does (signature.c)."""
-    hours, minutes = int(text[1:3]), int(text[3:5])
-    if hours > 14 or minutes > 59:
-        return 0
-    return (hours * 60 + minutes) * (-1 if text.startswith(b"-") else 1)
+    seconds = offset = 0
+    if (time := _TIME.match(rest)) is not None:
+        seconds = int(time[1]) if len(time[1]) < _MOST_DIGITS else 0
+        sign, hours, minutes = (time[2][:1], int(time[2][1:3]), int(time[2][3:5])) if time[2] else (b"+", 0, 0)
+        if hours <= 14 and minutes <= 59:  # else no place on Earth has it, and libgit2 takes it for 0 (signature.c)
+            offset = (hours * 60 + minutes) * (-1 if sign == b"-" else 1)
+    return Person(name.strip(_CRUD), email.strip(_CRUD), seconds, offset)
 
 
 _TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
@@ -455,11 +452,9 @@ def is_left_out(size: int) -> bool:
 
 def left_out(repository: Path) -> dict[str, int]:
     """The sizes of those that a repository's own files name, by their ids; nothing in one that is no clone."""
-    try:
-        text = (repository / _NAME).read_text()
-    except FileNotFoundError:
-        return {}
-    return {blob: int(size) for blob, size in _LINE.findall(text)}
+    with suppress(FileNotFoundError):
+        return {blob: int(size) for blob, size in _LINE.findall((repository / _NAME).read_text())}
+    return {}
 
 
 def note_left_out(repository: Path, sizes: Mapping[str, int]) -> None:
@@ -689,22 +684,18 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
     packs = sorted(folder.glob("pack-*.pack"), key=lambda pack: pack.stat().st_size)
     if len(packs) <= limit:
         return
-    small = [pack for pack in packs[:-1] if not _has_large(repository, pack)]
+    ids = {pack: partial(_ids, pack.with_suffix(".idx")) for pack in packs[:-1]}
+    small = [pack for pack in ids if not any(is_left_out(_blob_size(repository, oid)) for oid in ids[pack]())]
     if len(small) < 2:
         return
     builder = _builder(repository)
-    for pack in small:
-        for oid in _ids(pack.with_suffix(".idx")):
-            builder.add(oid)
+    for oid in chain.from_iterable(ids[pack]() for pack in small):
+        builder.add(oid)
     builder.write(folder)
     if set(folder.glob("pack-*.pack")) - set(packs):
         for pack in small:
             pack.with_suffix(".idx").unlink()  # first: it is by their indexes that packs are found
             pack.unlink()
-
-
-def _has_large(repository: pygit2.Repository, pack: Path) -> bool:
-    return any(is_left_out(_blob_size(repository, oid)) for oid in _ids(pack.with_suffix(".idx")))
 
 
 def _packs(repository: pygit2.Repository) -> Path:

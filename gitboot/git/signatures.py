@@ -60,19 +60,15 @@ class Signatures:
             case Verify.RANGE:
                 found = self._in_range(since, revisions)
             case Verify.TAG:
-                found = {each: _untagged(each) for each in revisions[:-1]}
-                found |= {each: self._fault_of_tag(each) for each in revisions[-1:]}
+                found = {each: _fault_of_tag(each, None) for each in revisions[:-1]}
+                found |= {each: _fault_of_tag(each, self._tagger(each)) for each in revisions[-1:]}
             case None:
                 return {}
         return {revision: fault for revision, fault in found.items() if fault is not None}
 
     def signer(self, revision: Revision) -> Signer | None:
         """Whose trusted key vouches for a commit: its own signature, or that of the tag where one is wanted."""
-        if self._verify is Verify.TAG:
-            tag = self._tag_on(revision)
-            found = self._judged(f"tag {revision}", lambda: _signer_of_tag(tag, self._keys)) if tag else None
-        else:
-            found = self._signer(revision)
+        found = self._tagger(revision) if self._verify is Verify.TAG else self._signer(revision)
         return found if isinstance(found, Signer) else None
 
     def signed(self, message: Message) -> Message:
@@ -85,7 +81,9 @@ class Signatures:
         with self._repository.reading() as git:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = leading_from(git, old, pygit2.Oid(hex=newest))
-            is_cut = line is not None and since not in (None, newest) and _is_cut(git, line[0])
+            # A line that begins where a shallow clone does may not lead back to what was accepted.
+            is_cut = line is not None and since not in (None, newest) and git.is_shallow
+            is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
             what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
             return dict.fromkeys(revisions, _problem(f"{newest[:12]}: {what}; start once with --verify head"))
@@ -102,15 +100,20 @@ class Signatures:
         found = self._signer(revision)
         return None if isinstance(found, Signer) else _problem(f"{revision[:12]} is {found}")
 
-    def _fault_of_tag(self, revision: Revision) -> Problem | None:
+    def _tagger(self, revision: Revision) -> Signer | Distrusted | None:
+        """Return who has signed the tag on a commit, or why that proves nothing; None: there is no such tag."""
         tag = self._tag_on(revision)
         if tag is None:
-            return _untagged(revision)
-        found = self._judged(f"tag {revision}", lambda: _signer_of_tag(tag, self._keys))
-        return None if isinstance(found, Signer) else _problem(f"the tag on {revision[:12]} is {found}")
+            return None
+        return self._judged(f"tag {revision}", lambda: _signer_of(tag, of_tag, self._keys, is_merge=False))
 
     def _signer(self, revision: Revision) -> Signer | Distrusted:
-        return self._judged(revision, lambda: self._signer_of_commit(revision))
+        def judge() -> Signer:
+            with self._repository.reading() as git:
+                commit = CommitReader(git).peel(revision)
+            return _signer_of(commit.raw, of_commit, self._keys, is_merge=len(commit.parents) > 1)
+
+        return self._judged(revision, judge)
 
     def _judged(self, name: str, judge: Callable[[], Signer]) -> Signer | Distrusted:
         """What was judged of something before, or is now."""
@@ -124,11 +127,6 @@ class Signatures:
                 self._known[name] = error
         return self._known[name]
 
-    def _signer_of_commit(self, revision: Revision) -> Signer:
-        with self._repository.reading() as git:
-            commit = CommitReader(git).peel(revision)
-        return _signer_of(commit.raw, of_commit, self._keys, is_merge=len(commit.parents) > 1)
-
     def _mark_of_keys(self) -> str:
         try:
             return self._keys.mark()
@@ -137,15 +135,6 @@ class Signatures:
 
 
 _MOST_KNOWN: Final = 4096
-
-
-def _is_cut(git: pygit2.Repository, first: Revision) -> bool:
-    """Whether a line of commits begins where a shallow clone does, and not behind what it was to lead back to."""
-    return git.is_shallow and not CommitReader(git).peel(first).parents
-
-
-def _signer_of_tag(raw: bytes, keys: SignatureKeys) -> Signer:
-    return _signer_of(raw, of_tag, keys, is_merge=False)
 
 
 def _signer_of(raw: bytes, read: Callable[[bytes], Signed | None], keys: SignatureKeys, *, is_merge: bool) -> Signer:
@@ -158,8 +147,12 @@ def _signer_of(raw: bytes, read: Callable[[bytes], Signed | None], keys: Signatu
     return keys.signer(signed, is_merge=is_merge)
 
 
-def _untagged(revision: Revision) -> Problem:
-    return _problem(f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to")
+def _fault_of_tag(revision: Revision, signer: Signer | Distrusted | None) -> Problem | None:
+    if signer is None:
+        message = f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to"
+    else:
+        message = f"the tag on {revision[:12]} is {signer}"
+    return None if isinstance(signer, Signer) else _problem(message)
 
 
 def _problem(message: str) -> Problem:
@@ -196,7 +189,10 @@ class SignatureKeys:
     def mark(self) -> str:
         """What is another as soon as a key comes or goes; raises `UsageError` where they cannot be read."""
         mark = sha256()
-        for path in _files(self._trusted):
+        trusted = self._trusted
+        people = [trusted.allowed_signers] if trusted.allowed_signers is not None else []
+        people += _key_files(trusted.openpgp_keys) if trusted.openpgp_keys is not None else []
+        for path in (*people, *(path for _, path in trusted.forge_keys)):
             try:
                 mark.update(sha256(path.read_bytes()).digest())
             except OSError as error:
@@ -237,31 +233,17 @@ class SignatureKeys:
             people.append(_AllowedSigners(path, self._folder))
         if (path := self._trusted.openpgp_keys) is not None:
             people.append(Keyring.made(_key_files(path), self._folder / "people"))
-        self._of_people = tuple(people)
-        self._of_forges = {
-            name: self._of_forge(path, number) for number, (name, path) in enumerate(self._trusted.forge_keys)
-        }
-
-    def _of_forge(self, path: Path, number: int) -> _AllowedSigners | Keyring:
-        folder = self._folder / f"forge-{number}"
-        lines = path.read_bytes().split(b"\n")
-        if not any(_SSH_KEY.match(line) for line in lines):
-            return Keyring.made([path], folder)
-        folder.with_suffix(".signers").write_bytes(
-            b"".join(b'forge namespaces="git" %b\n' % line for line in lines if _SSH_KEY.match(line))
-        )
-        return _AllowedSigners(folder.with_suffix(".signers"), self._folder)
+        self._of_people, self._of_forges = tuple(people), {}
+        for number, (name, path) in enumerate(self._trusted.forge_keys):
+            signers = self._folder / f"forge-{number}.signers"
+            if ssh_keys := [line for line in path.read_bytes().split(b"\n") if _SSH_KEY.match(line)]:
+                signers.write_bytes(b"".join(b'forge namespaces="git" %b\n' % line for line in ssh_keys))
+                self._of_forges[name] = _AllowedSigners(signers, self._folder)
+            else:
+                self._of_forges[name] = Keyring.made([path], self._folder / f"forge-{number}")
 
 
 _SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
-
-
-def _files(trusted: TrustedKeys) -> Iterator[Path]:
-    if trusted.allowed_signers is not None:
-        yield trusted.allowed_signers
-    if trusted.openpgp_keys is not None:
-        yield from _key_files(trusted.openpgp_keys)
-    yield from (path for _, path in trusted.forge_keys)
 
 
 def _key_files(path: Path) -> list[Path]:

@@ -6,20 +6,19 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final
+from typing import Final, TypeVar
 
 import pygit2
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import fleet_root
-from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import (
     SUBMODULE,
@@ -60,7 +59,11 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
-        for path, mode, blob in _differences(git.odb, base, _checked_tree_at(git, revision, folder)):
+        parts = folder.split("/") if folder else []
+        for depth in range(len(parts)):  # no name on the way to the folder may mean two things
+            above = tree_at(git, revision, "/".join(parts[:depth]))
+            _check_names("".join(f"{part}/" for part in parts[:depth]), _read(git.odb, above, ""))
+        for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
@@ -73,13 +76,27 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     return Snapshot(
         revision=revision,
         folder=folder,
-        blobs=merged(previous.blobs, blobs, changed - blobs.keys()),
+        blobs=_amended(previous.blobs, blobs, changed),
         read=Blobs(repository),
-        irregular=merged(previous.irregular, irregular, changed - irregular.keys()),
+        irregular=_amended(previous.irregular, irregular, changed),
         changed=frozenset(changed),
     )
 
 
+def _amended(before: Mapping[str, _V], found: Mapping[str, _V], changed: Set[str]) -> Mapping[str, _V]:
+    """Return ``before`` with what was found at the changed paths. If all is equal, return ``before`` itself.
+
+    A plain dictionary: an evaluation looks up each path several times.
+    """
+    if all(before.get(path) == found.get(path) for path in changed):
+        return before
+    amended = {**before, **found}
+    for path in changed - found.keys():
+        amended.pop(path, None)
+    return amended if found.keys() <= before.keys() else dict(sorted(amended.items()))
+
+
+_V = TypeVar("_V")
 _NOT_UTF8: Final = b"name"  # in place of a mode
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
@@ -109,15 +126,6 @@ def symlink_at(git: pygit2.Repository, revision: Revision, folder: str) -> str |
         if found.filemode == FileMode.LINK:
             return way
     return None
-
-
-def _checked_tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
-    """The same, where one name on the way there does not mean two things."""
-    parts = folder.split("/") if folder else []
-    for depth in range(len(parts)):
-        found = tree_at(git, revision, "/".join(parts[:depth]))
-        _check_names("".join(f"{part}/" for part in parts[:depth]), _read(git.odb, found, ""))
-    return tree_at(git, revision, folder)
 
 
 def _differences(
@@ -223,21 +231,18 @@ class Blobs:
                 with self._repository.reading() as git:
                     objects = self._threads.objects = git.odb
             try:
-                size = self._size(objects, blob)
+                try:
+                    size = int(objects.read_header(blob)[1])
+                except KeyError:
+                    size = left_out(self._repository.path).get(blob, 0)
+                    if not size:
+                        raise
                 if size > MAX_FILE_BYTES:  # a few bytes of a pack can be gigabytes
                     raise Oversized(size)
                 return objects.read(blob)[1]
             except (pygit2.GitError, KeyError):
                 self.close()
                 raise
-
-    def _size(self, objects: pygit2.Odb, blob: BlobId) -> int:
-        try:
-            return int(objects.read_header(blob)[1])
-        except KeyError:
-            if (size := left_out(self._repository.path).get(blob)) is None:
-                raise
-            return size
 
     def close(self) -> None:
         """Let go of this thread's repository; the next blob opens it anew."""
@@ -309,8 +314,9 @@ def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
                 continue
-            if not _is_utf8(path):
-                yield os.fsencode(path).decode(errors="replace"), Irregular.FILE_NAME
+            readable = path.encode(errors="surrogateescape").decode(errors="replace")  # os.scandir's surrogates differ
+            if readable != path:
+                yield readable, Irregular.FILE_NAME
             elif is_folder and not ignored.is_tracked(path) and not (root / path / ".git").exists():
                 pending.append(f"{path}/")
             elif ignored.is_tracked(path) or not ignored(path):
@@ -320,14 +326,6 @@ def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None
                     yield path, Irregular.SYMLINK
                 elif entry.is_file(follow_symlinks=False):
                     yield path, None
-
-
-def _is_utf8(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:  # os.scandir gives what it cannot decode as surrogates
-        return False
-    return True
 
 
 class WorkFiles(Mapping[str, BlobId]):
@@ -340,12 +338,8 @@ class WorkFiles(Mapping[str, BlobId]):
         self._oversized: dict[BlobId, int] = {}
 
     def __getitem__(self, path: str) -> BlobId:
-        blob = self._ids[path]
-        if blob is None:
-            blob = self._ids[path] = self._load(path)
-        return blob
-
-    def _load(self, path: str) -> BlobId:
+        if (blob := self._ids[path]) is not None:
+            return blob
         try:
             content = read_work_file(self._root, path)
         except Oversized as error:
@@ -354,6 +348,7 @@ class WorkFiles(Mapping[str, BlobId]):
         else:
             blob = BlobId(str(pygit2.hash(content)))
             self._contents[blob] = content
+        self._ids[path] = blob
         return blob
 
     def __contains__(self, path: object) -> bool:

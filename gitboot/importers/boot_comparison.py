@@ -49,18 +49,41 @@ def contrasted(
     old_url: str,
     base_url: str,
 ) -> Contrast:
-    """The comparison of two boots; ``old_data`` is what the old one's arguments lead to, None: to nothing.
+    """Compare two boots. ``old_data`` is the text to which the old arguments lead, or None.
 
-    ``digests`` are the sha256 of the old one's files by URL, as far as they are known.
+    ``digests`` are the known sha256 of the old files by URL.
     """
-    found = tuple(_differences(old, old_data, new, digests, old_url, base_url))
-    return Contrast(server=server, verdict=Likeness.DIFFERS if found else Likeness.EQUAL, differences=found)
+
+    def is_same(url: str | None, file: BootFile | None) -> bool:
+        by_content = file is not None and url is not None and digests.get(url) == file.sha256
+        return by_content or _path(url, old_url) == _path(file.url if file else None, base_url)
+
+    found = []
+    (kernel_url, kernel), *initrds = _pairs(old, new)
+    if not is_same(kernel_url, kernel):
+        found.append(("kernel", _shown(kernel_url), _shown(kernel.url if kernel else None)))
+    if not all(is_same(*each) for each in initrds):
+        found.append(("initrd", _shown(*old.initrds), _shown(*(file.url if file else None for _, file in initrds))))
+    theirs, ours = _without_leads(old.arguments), _without_leads(new.kernel_arguments)
+    only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+    if only_old or only_new:
+        found.append(("arguments", _shown(*only_old.elements()), _shown(*only_new.elements())))
+    elif theirs != ours:
+        found.append(("order of arguments", _shown(*theirs), _shown(*ours)))
+    new_data = None
+    if new.user_data is not None:
+        files = new.user_data.files
+        new_data = files.get("user-data") or next(iter(files.values()), None)
+    if not _same_text(old_data, new_data):
+        found.append(("user data", _sized(old_data), _sized(new_data)))
+    verdict = Likeness.DIFFERS if found else Likeness.EQUAL
+    return Contrast(server=server, verdict=verdict, differences=tuple(found))
 
 
 def elsewhere(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
-    """The old one's files that lie at another path than gitboot's, and may be the same all the same."""
+    """Return the URLs of old files that have another path than gitboot's files, and may have the same content."""
     for url, file in _pairs(old, new):
-        if url is not None and file is not None and _file(url, old_url) != _of(file, base_url):
+        if url is not None and file is not None and _path(url, old_url) != _path(file.url, base_url):
             yield url
 
 
@@ -70,38 +93,14 @@ def _pairs(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile | Non
     yield from zip_longest(old.initrds, initrds)
 
 
-def _differences(
-    old: OldBoot, old_data: str | None, new: Boot, digests: Mapping[str, str], old_url: str, base_url: str
-) -> Iterator[tuple[str, str, str]]:
-    def is_same(url: str | None, file: BootFile | None) -> bool:
-        by_content = file is not None and url is not None and digests.get(url) == file.sha256
-        return by_content or _file(url, old_url) == _of(file, base_url)
-
-    kernel = new.files.kernel or new.direct_uki
-    if not is_same(old.kernel, kernel):
-        yield "kernel", _shown(old.kernel), _shown(kernel.url if kernel else None)
-    initrds = new.files.initrds if new.files.kernel else ()
-    if not all(is_same(url, file) for url, file in zip_longest(old.initrds, initrds)):
-        yield "initrd", _shown(*old.initrds), _shown(*(each.url for each in initrds))
-    theirs, ours = (_without_leads(each) for each in (old.arguments, new.kernel_arguments))
-    if theirs != ours:
-        only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
-        if only_old or only_new:
-            yield "arguments", _shown(*only_old.elements()), _shown(*only_new.elements())
-        else:
-            yield "order of arguments", _shown(*theirs), _shown(*ours)
-    if not _same_text(old_data, _text(new)):
-        yield "user data", _sized(old_data), _sized(_text(new))
-
-
 def _without_leads(arguments: tuple[str, ...]) -> list[str]:
-    """The arguments but for where user data is, which is compared by what it says, and for numbers of one request."""
+    """Return the arguments without URLs of user data, whose text is compared, and without numbers of one request."""
     named = ((each.partition("=")[0], each) for each in arguments)
     return [each for name, each in named if name not in _OF_A_REQUEST and (name not in LEADS or "://" not in each)]
 
 
-def _file(url: str | None, base: str) -> str | None:
-    """A URL as a path below its system, wherever that serves its files: another host may serve the same file."""
+def _path(url: str | None, base: str) -> str | None:
+    """Return a URL as a path below its system, or as it is if another host serves the file."""
     if url is None:
         return None
     parts, root = urlsplit(url), urlsplit(base)
@@ -109,17 +108,6 @@ def _file(url: str | None, base: str) -> str | None:
         return url
     path = parts.path.removeprefix(root.path.rstrip("/")).lstrip("/")
     return path.removeprefix("assets/").removeprefix("cobbler/")
-
-
-def _of(file: BootFile | None, base_url: str) -> str | None:
-    return _file(file.url, base_url) if file is not None else None
-
-
-def _text(boot: Boot) -> str | None:
-    if boot.user_data is None:
-        return None
-    files = boot.user_data.files
-    return files.get("user-data") or next(iter(files.values()), None)
 
 
 def _same_text(old: str | None, new: str | None) -> bool:
@@ -164,7 +152,7 @@ class Asker:
     serial: str
 
     def urls(self, old: str, shape: str) -> tuple[str, ...]:
-        """Where it may find its script: by each of its MAC addresses, if by any."""
+        """Return the URLs of its script, one for each MAC address if the system uses MAC addresses."""
         found = []
         for mac in self.macs or ("",):
             hexhyp = mac.replace(":", "-")
@@ -174,7 +162,7 @@ class Asker:
         return tuple(dict.fromkeys(found))
 
     def variables(self, mac: str) -> dict[str, str]:
-        """What its iPXE knows of it."""
+        """Return the variables of its iPXE."""
         hexhyp = mac.replace(":", "-")
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
         for nic in ("", "net0/"):
@@ -193,7 +181,7 @@ class OldBoot:
 
     @property
     def user_data_url(self) -> str | None:
-        """Where its system is led to."""
+        """Return the URL of the user data, or None."""
         found = (_URL.search(each.partition("=")[2]) for each in self.arguments if each.partition("=")[0] in LEADS)
         return next((match[0] for match in found if match), None)
 
@@ -217,7 +205,7 @@ LEADS: Final = frozenset(
 
 
 def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
-    """What the first ``kernel`` of an iPXE script boots, with the ``initrd`` that follow; URLs are made absolute."""
+    """Return what the first ``kernel`` of a script and the ``initrd`` lines after it boot. URLs are absolute."""
     kernel, initrds, arguments, chain = None, list[str](), list[str](), None
     for command, words in _commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
@@ -239,14 +227,14 @@ def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
 
 
 def _absolute(base: str, url: str) -> str:
-    """A script's URL, also as GRUB spells it, which Cobbler gives iPXE as well for what lies at another server."""
+    """Return an absolute URL. Cobbler also writes URLs of other servers for iPXE as GRUB spells them."""
     return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 
 def _commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """A script's commands and their words, without options, and without what follows ``||``.
+    """Return the commands of a script and their words, without options and without all that follows ``||``.
 
-    A ``goto`` that nothing depends on is followed, to each label once.
+    Follow a ``goto`` without a condition, to each label once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_STEPS]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}

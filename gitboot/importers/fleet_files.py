@@ -67,9 +67,9 @@ class ImportedFleet:
 
 
 def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
-    """The documents of an estate: the same estate gives the same bytes, whatever the order of its parts.
+    """Return the documents of an estate. The order of its parts does not change a byte.
 
-    No server is Active, and none has a provision: none of them installs anything.
+    Every server is Parked and has no provision, so nothing is installed.
     """
     files: dict[str, str] = {}
     items: list[Imported] = []
@@ -89,7 +89,7 @@ def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
 
 
 def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Things by the name of their document; of two with one name the second is NAME-2. Who has it as it is keeps it."""
+    """Return values by the name of their document. The second of a name is NAME-2. An unchanged name wins."""
     found: dict[str, Any] = {}
     for own, each in sorted(pairs, key=lambda pair: (name_of(pair[0]) != pair[0], pair[0])):
         name, number = name_of(own), 1
@@ -107,7 +107,7 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
-    """The machines with their UUIDs, and without what another has already: two servers share nothing."""
+    """Return the machines with their UUIDs, and without identities that another machine has already."""
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
@@ -161,14 +161,30 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
         remarks.append(missing(f"what it boots, {machine.boot}, lacks something or is not in the source"))
     arguments, more = _sound(machine.arguments)
     bmc, about = _bmc(machine)
-    labels, unfit = _labels(machine.labels)
-    remarks += [*more, *about, *unfit]
+    remarks += [*more, *about]
+    labels = {}
+    for key, value in sorted(machine.labels.items()):
+        try:
+            labels[parse_label_key(key)] = parse_label_value(value)
+        except Malformed as error:
+            remarks.append(lost(f"label {key}: {error.message}"))
+    some_boot = any(nic.boot for nic in machine.nics)
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
         "architecture": str(machine.architecture or Architecture.X86_64),
         "firmware": str(machine.firmware or Firmware.UEFI),
-        "interfaces": [_interface(machine, index) for index in range(len(machine.nics))],
+        "interfaces": [
+            _present(
+                {
+                    "name": nic.name,
+                    "mac": str(nic.mac).replace("-", ":"),
+                    "addresses": list(nic.addresses),
+                    "boot": None if nic.boot or not some_boot else False,
+                }
+            )
+            for nic in machine.nics
+        ],
         "bmc": bmc,
         "lifecycle": "Parked",
         "policy": policy,
@@ -179,19 +195,6 @@ def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str])
     item = Imported(kind="Server", name=name, pending=pending, remarks=_in_order(remarks))
     about_it = "Parked: the old system has it. Without that line it is gitboot's, and installs at provision: 1."
     return item, {_path("servers", name, pending): _document(item, about_it, spec, labels)}
-
-
-def _interface(machine: ImportedMachine, index: int) -> dict[str, Any]:
-    nic = machine.nics[index]
-    bootable = nic.boot or not any(each.boot for each in machine.nics)
-    return _present(
-        {
-            "name": nic.name,
-            "mac": str(nic.mac).replace("-", ":"),
-            "addresses": list(nic.addresses),
-            "boot": None if bootable else False,
-        }
-    )
 
 
 def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRemark]]:
@@ -209,21 +212,11 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
     ]
 
 
-def _labels(found: Mapping[str, str]) -> tuple[dict[str, str], list[ImportRemark]]:
-    labels, remarks = {}, []
-    for key, value in sorted(found.items()):
-        try:
-            labels[parse_label_key(key)] = parse_label_value(value)
-        except Malformed as error:
-            remarks.append(lost(f"label {key}: {error.message}"))
-    return labels, remarks
-
-
 # What they boot
 
 
 def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    """An image, a profile, a policy that no server is selected by, and its user data."""
+    """Return an image, a profile, a policy that selects no server, and the user data."""
     remarks = list(boot.remarks)
     artifacts, lacking = _artifacts(boot, supplement)
     arguments, more = _sound(boot.arguments)
@@ -298,13 +291,13 @@ def _artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, An
 
 
 def _version(boot: ImportedBoot) -> str:
-    """The first number with a dot in the names of its files; else its own name."""
+    """Return the first number with a dot in the URLs of its files, or its own name."""
     found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
     return next((match[0] for match in found if match), boot.name)
 
 
 def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    """The arguments that loaders carry as they are."""
+    """Return the arguments that loaders pass on unchanged, and remarks on the others."""
     fine, remarks = [], []
     for argument in arguments:
         try:
@@ -334,7 +327,7 @@ def _path(folder: str, name: str, pending: bool) -> str:
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said; an absent field has its default."""
+    """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
@@ -344,15 +337,20 @@ def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """A document as `gitboot init` writes them: what it is, its schema, and what was guessed or is missing."""
+    """Return a document with comments: what the document is, its schema, and what was guessed or is missing."""
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
     head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
-    metadata = {"name": item.name, **({"labels": dict(labels)} if labels else {})}
-    body = {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": _present(spec)}
+    head.insert(1, f"yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json")
+    return _yaml(head, item.kind, item.name, labels, spec)
+
+
+def _yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
+    """Return the YAML of a document below the comments of its head."""
+    metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
+    body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _present(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    schema = f"# yaml-language-server: $schema={up}/.gitboot/schemas/{item.kind}.json\n"
-    return "".join(f"# {line}\n" for line in head[:1]) + schema + "".join(f"# {line}\n" for line in head[1:]) + text
+    return "".join(f"# {line}\n" for line in head) + text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -375,7 +373,8 @@ class NewServer:
 
 
 def new_document(name: str, new: NewServer, like: Server | None, about: str) -> str:
-    """The document, Parked so that nothing is booted or set by it; of ``like`` it has what is no one machine's own."""
+    """Return the document of a new server. It is Parked, so gitboot leaves the machine alone. It takes policy, loader,
+    kernel arguments and variables from ``like``."""
     spec: dict[str, Any] = {
         "uuid": new.uuid,
         "serial": new.serial,
@@ -386,47 +385,28 @@ def new_document(name: str, new: NewServer, like: Server | None, about: str) -> 
         ],
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
-        **(_shared(like) if like is not None else {}),
     }
-    labels = dict(like.metadata.labels) if like is not None else {}
-    metadata = {"name": name, **({"labels": labels} if labels else {})}
-    present = {key: value for key, value in spec.items() if value not in (None, [], {})}
-    body = {"apiVersion": API_VERSION, "kind": "Server", "metadata": metadata, "spec": present}
-    text = yaml.dump(body, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=1 << 20)
-    head = (
-        about,
-        "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
-        *_HINTS,
-        *(_UUID if new.uuid is None else ()),
-    )
-    return "".join(f"# {line}\n" for line in head) + text
+    if like is not None:  # what machines of one kind have in common
+        spec |= {
+            "policy": like.spec.policy,
+            "localDisk": like.spec.local_disk,
+            "loader": str(like.spec.loader) if like.spec.loader is not None else None,
+            "kernelArguments": list(like.spec.kernel_arguments),
+            "vars": dict(sorted(like.spec.vars.items())),
+        }
+    head = [about, "yaml-language-server: $schema=../.gitboot/schemas/Server.json", _PARKED]
+    if new.uuid is None:
+        head.append("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.")
+    return _yaml(head, "Server", name, like.metadata.labels if like is not None else {}, spec)
 
 
-_HINTS = ("Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed.",)
-_UUID = ("Its UUID is not known: nothing is installed, and no BMC asked, until it stands here.",)
-
-
-def _shared(like: Server) -> dict[str, Any]:
-    """What machines of one kind have in common, as their documents say it."""
-    spec = like.spec
-    return {
-        "policy": spec.policy,
-        "localDisk": spec.local_disk,
-        "loader": str(spec.loader) if spec.loader is not None else None,
-        "kernelArguments": list(spec.kernel_arguments),
-        "vars": dict(sorted(spec.vars.items())),
-    }
-
-
-class _PlainDumper(yaml.SafeDumper):
-    """YAML without anchors, which documents must not have."""
-
-    def ignore_aliases(self, _: Any) -> bool:
-        return True
+_PARKED: Final = (
+    "Parked until somebody knows what it is to be: take that line out then; provision: 1 lets it be installed."
+)
 
 
 def summary(fleet: ImportedFleet) -> str:
-    """How much there is, and how much of it waits for a person."""
+    """Return how many servers and boots there are, and how many wait for a person."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
@@ -436,7 +416,7 @@ def summary(fleet: ImportedFleet) -> str:
 
 
 def report(system: str, fleet: ImportedFleet, left: Collection[str] = ()) -> str:
-    """import-report.md: the same source gives the same report; ``left`` are files that people have changed."""
+    """Return import-report.md. The same source gives the same report. ``left`` are files that people have changed."""
     return "\n".join(_lines(system, fleet, left)) + "\n"
 
 
@@ -454,13 +434,7 @@ def _lines(system: str, fleet: ImportedFleet, left: Collection[str]) -> Iterator
         if found:
             yield from ("", f"## {title}")
         for item in found:
-            yield from _item(item)
-
-
-def _item(item: Imported) -> Iterator[str]:
-    yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "")
-    for fate in ImportFate:
-        yield from (_line(each) for each in item.remarks if each.fate is fate)
+            yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "", *map(_line, item.remarks))
 
 
 def _line(remark: ImportRemark) -> str:

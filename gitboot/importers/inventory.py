@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from ipaddress import ip_interface
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
@@ -45,25 +47,19 @@ _FIRMWARES: Final = {
 
 
 def json_of(path: str, text: str) -> Any:
-    """A file's JSON; raises `UsageError` with its path, and nothing of what it says."""
+    """Return the JSON of a file. Raises `UsageError` with the path of the file, and without its content."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        where = (
-            f"line {error.lineno}, column {error.colno}: {_without_at(error.msg)}"
-            if isinstance(error, json.JSONDecodeError)
-            else "nested too deeply"
-        )
+        where = "nested too deeply"
+        if isinstance(error, json.JSONDecodeError):
+            message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python puts the place behind these
+            where = f"line {error.lineno}, column {error.colno}: {message}"
         raise UsageError(f"{path} is no JSON: {where}") from None
 
 
-def _without_at(message: str) -> str:
-    """Python's "Invalid control character at" is followed by the place."""
-    return message.removesuffix(" at").removesuffix(" starting")
-
-
 def yaml_of(path: str, text: str) -> list[Any]:
-    """A file's YAML documents, each scalar as it is written: no MAC address becomes a number."""
+    """Return the YAML documents of a file. Scalars stay text, MAC addresses too. Raises `UsageError`."""
     try:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
@@ -73,7 +69,7 @@ def yaml_of(path: str, text: str) -> list[Any]:
 
 
 def at(value: Any, *keys: str | int) -> Any:
-    """What stands at a path of keys; None where that leads nowhere."""
+    """Return the value at a path of keys, or None."""
     for key in keys:
         try:
             value = value[key]
@@ -83,22 +79,22 @@ def at(value: Any, *keys: str | int) -> Any:
 
 
 def items(value: Any) -> list[dict[str, Any]]:
-    """The mappings of a list; nothing where it is none."""
+    """Return the mappings of a list, or nothing if the value is no list."""
     return [each for each in sequence(value) if isinstance(each, dict)]
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """A mapping, or an empty one where it is none."""
+    """Return the value if it is a mapping, else an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: Any) -> list[Any]:
-    """A list, or an empty one where it is none."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
-    """Rows by what stands at a path of keys, as text."""
+    """Return rows by the text at a path of keys."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(str(at(row, *keys)), []).append(row)
@@ -106,7 +102,7 @@ def grouped(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[s
 
 
 def words(value: Any) -> str | None:
-    """A scalar as text; None where there is none, or nothing in it."""
+    """Return a scalar as text, or None if the value is no scalar or empty."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None
 
 
@@ -122,7 +118,7 @@ def mac_of(value: object) -> MacAddress | None:
 
 
 def uuid_of(value: object) -> SystemUuid | None:
-    """A machine's UUID; None for what boards without one say, too."""
+    """Return the UUID of a machine, or None. Placeholders of boards without a UUID are None too."""
     return _or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
@@ -135,24 +131,19 @@ def firmware_of(value: object) -> Firmware | None:
 
 
 def address_of(address: object, netmask: object = None) -> str | None:
-    """An IP address with its prefix length, where its mask is known."""
+    """Return an IP address, with its prefix length if the mask is known, or None."""
     text = str(address or "")
-    try:
-        return str(ip_interface(f"{text}/{netmask}")) if netmask and "/" not in text else text if _ip(text) else None
-    except ValueError:
-        return text if _ip(text) else None
-
-
-def _ip(text: str) -> bool:
-    try:
+    if netmask and "/" not in text:
+        with suppress(ValueError):
+            return str(ip_interface(f"{text}/{netmask}"))
+    with suppress(ValueError):
         ip_interface(text)
-    except ValueError:
-        return False
-    return True
+        return text
+    return None
 
 
 def name_of(text: str) -> str:
-    """A name as documents have them: of letters, digits, hyphens and dots; the same text gives the same name."""
+    """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
     name = re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"
     return str(parse_name(name))
@@ -166,7 +157,7 @@ _USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 
 
 def is_secret(argument: str) -> bool:
-    """Whether a kernel argument, a URL or ``name=value`` gives something away."""
+    """Return whether a kernel argument, a URL or ``name=value`` contains a secret."""
     name, equals, value = argument.partition("=")
     if equals and value and _SECRET.search(name):
         return True
@@ -174,7 +165,7 @@ def is_secret(argument: str) -> bool:
 
 
 def without_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """The arguments that may stand in Git, and a remark for each that may not."""
+    """Return the arguments without secrets, and a remark for each of the others."""
     fine, remarks = [], []
     for argument in arguments:
         if is_secret(argument):
@@ -203,12 +194,12 @@ _VARIABLE: Final = re.compile(r"\$?\$\{([^}]*)\}")
 
 
 def literal(text: str) -> str:
-    """A text that templates leave as it is."""
+    """Return a template of a literal text."""
     return re.sub(r"\{(?=[{%#])", "{{ '{' }}", text)
 
 
 def template_of(text: str) -> str | None:
-    """A kernel argument of an iPXE script as a template; None where it uses a variable that only iPXE knows."""
+    """Return a kernel argument of an iPXE script as a template, or None if only iPXE knows one of its variables."""
     pieces = _VARIABLE.split(text)
     names, texts = pieces[1::2], pieces[::2]
     if any(name not in _BY_IPXE for name in names):
@@ -218,7 +209,7 @@ def template_of(text: str) -> str | None:
 
 
 def arguments_of(found: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
-    """Kernel arguments as templates, without secrets and without what only iPXE knows."""
+    """Return kernel arguments as templates, without secrets and without variables that only iPXE knows."""
     fine, remarks = without_secrets(found)
     templates = []
     for argument in fine:
@@ -241,7 +232,7 @@ _REDFISH: Final = re.compile(
 def bmc_of(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """A BMC by the address that Metal3 and Ironic write, of Redfish or IPMI; a user or a password in it stays out."""
+    """Return a BMC by its address as Metal3 and Ironic write it. A user and a password in the address are left out."""
     if not address:
         return None, ()
     if address.lower().startswith("ipmi://"):
@@ -276,28 +267,17 @@ class ImportFate(StrEnum):
     MISSING = "missing"  # a person has to supply it first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class ImportRemark:
+class ImportRemark(NamedTuple):
     """One line of the report."""
 
     fate: ImportFate
     text: str
 
 
-def kept(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.KEPT, text=text)
-
-
-def guessed(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.GUESSED, text=text)
-
-
-def lost(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.LOST, text=text)
-
-
-def missing(text: str) -> ImportRemark:
-    return ImportRemark(fate=ImportFate.MISSING, text=text)
+kept: Final = partial(ImportRemark, ImportFate.KEPT)
+guessed: Final = partial(ImportRemark, ImportFate.GUESSED)
+lost: Final = partial(ImportRemark, ImportFate.LOST)
+missing: Final = partial(ImportRemark, ImportFate.MISSING)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -383,12 +363,12 @@ class Supplement:
     sums: Mapping[str, str] = field(default_factory=dict)
 
     def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """The source's own word first, then what is known of one of its MAC addresses, then of its name."""
+        """Return the UUID of a machine: that of the source, else that of a MAC address, else that of the name."""
         found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
         return machine.uuid or next(filter(None, found), None)
 
     def digest(self, url: str) -> str | None:
-        """The digest of the file whose path ends as the URL does, the longest such path; None: nobody knows it."""
+        """Return the digest of the file with the longest path that the URL ends with, or None."""
         path = url.partition("assets:")[2] if url.startswith("assets:") else urlsplit(url).path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))
@@ -396,39 +376,31 @@ class Supplement:
 
 
 def uuids_of(text: str, path: str) -> dict[str, SystemUuid]:
-    """Lines ``MAC UUID`` or ``NAME UUID``; raises `UsageError` with the line that is neither."""
-    found = {}
-    for number, (key, value) in _pairs(text, path):
-        try:
-            found[_mac_or_name(key)] = parse_lookup_uuid(value)
-        except Malformed as error:
-            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
-    return found
+    """Read lines ``MAC UUID`` or ``NAME UUID``. Raises `UsageError` with the first other line."""
+    return _pairs(text, path, lambda key, value: (_or_none(parse_mac, key) or key, parse_lookup_uuid(value)))
 
 
 def sums_of(text: str, path: str) -> dict[str, str]:
-    """What ``sha256sum`` prints; raises `UsageError` with the line that it does not."""
-    found: dict[str, str] = {}
-    for number, (digest, name) in _pairs(text, path):
-        try:
-            found[name.removeprefix("*").removeprefix("./").strip("/")] = parse_digest(digest)
-        except Malformed as error:
-            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
-    return found
+    """Read what ``sha256sum`` prints. Raises `UsageError` with the first other line."""
+    return _pairs(
+        text,
+        path,
+        lambda digest, name: (name.removeprefix("*").removeprefix("./").strip("/"), parse_digest(digest)),
+    )
 
 
-def _pairs(text: str, path: str) -> Iterable[tuple[int, tuple[str, str]]]:
+def _pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
+    """Return what the two words of each line are parsed as. Lines that are empty or comments are left out."""
+    found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         first, _, second = line.strip().partition(" ")
         if not second.strip():
             raise UsageError(f"{path}:{number}: expected two words, found one")
-        yield number, (first, second.strip())
-
-
-def _mac_or_name(key: str) -> str:
-    try:
-        return str(parse_mac(key))
-    except Malformed:
-        return key
+        try:
+            key, value = parse(first, second.strip())
+        except Malformed as error:
+            raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
+        found[key] = value
+    return found

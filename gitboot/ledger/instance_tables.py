@@ -18,8 +18,8 @@ from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import instant, instant_or_none, json_of, json_value, parse
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
 
@@ -267,7 +267,7 @@ def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], pla
     """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
-    items = [{**file.facts(), "presence": each.presence, "message": each.message} for file, each in known]
+    items = [{**facts(file), "presence": each.presence, "message": each.message} for file, each in known]
     if items:
         tx.replace("facts", ("name",), [("artifacts", json_of({"place": place, "items": items}))])
     else:

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
@@ -28,6 +28,7 @@ from gitboot.resolve.provisioning_record import (
     seen_of_run,
     unknown_serves_of,
 )
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import Offer, Phase
 
 T = TypeVar("T")
@@ -168,12 +169,12 @@ def override(row: Sequence[Any]) -> OverrideRecord:
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
-        override=parse(Override, override, enabled=Enabled),
+        override=parse(Override, override, enabled=OverrideEnabled),
         marks=parse(Marks, marks),
         state=State(state),
         at=instant(at),
         corrections=tuple(instant(each) for each in json.loads(corrections)),
-        replaces=_parse_or_none(Override, replaces, enabled=Enabled),
+        replaces=_parse_or_none(Override, replaces, enabled=OverrideEnabled),
         bmc=_parse_or_none(BmcAccess, bmc),
         shown=parse(Shown, shown),
         writes_disk=bool(writes_disk),

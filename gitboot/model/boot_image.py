@@ -5,17 +5,16 @@ from typing import Annotated, Literal
 
 from gitboot.model.fields import (
     Boolean,
+    Document,
     Field,
     Instant,
     Integer,
     KernelArgument,
-    Metadata,
     NameField,
     Percent,
     Positive,
     Scalar,
     Sha256,
-    Struct,
     Text,
     Url,
     check,
@@ -56,7 +55,7 @@ _FORMATS = (
 
 
 def parse_user_data_format(value: object) -> str:
-    """``Ignition/3.x`` with its minor version, or the name of a family."""
+    """Read ``Ignition/3.x`` with its minor version, or the name of a family."""
     found = text(value)
     if found not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"
@@ -77,7 +76,7 @@ ImageFormatField = Annotated[
 
 
 @structure
-class Signature(Struct):
+class Signature:
     """Where a detached signature of a file is, of one kind; whose key counts is not for documents to say."""
 
     openpgp: Url | None = Field(default=None, description="An OpenPGP signature: .sig, .asc, .gpg. Default: none.")
@@ -91,7 +90,7 @@ class Signature(Struct):
 
 
 @structure
-class Checksums(Struct):
+class Checksums:
     """A list of digests that somebody has signed: SHA256SUMS."""
 
     url: Url = Field(description="Where the list is, as sha256sum prints it.")
@@ -99,7 +98,7 @@ class Checksums(Struct):
 
 
 @structure
-class Artifact(Struct):
+class Artifact:
     """One file that a machine fetches to boot."""
 
     url: Url = Field(
@@ -121,7 +120,7 @@ class Artifact(Struct):
 
 
 @structure
-class Artifacts(Struct):
+class Artifacts:
     """An image's files for one architecture; what is there says by which methods it can boot."""
 
     kernel: Artifact | None = Field(default=None, description="A Linux kernel. Default: none.")
@@ -147,7 +146,7 @@ class Artifacts(Struct):
 
 
 @structure
-class BootImageSpec(Struct):
+class BootImageSpec:
     """What an image is made of, and what it understands."""
 
     version: Text = Field(description="Free text, compared by its dotted numbers.")
@@ -177,17 +176,15 @@ class BootImageSpec(Struct):
 
 
 @structure
-class BootImage(Struct):
+class BootImage(Document):
     """One immutable version of an operating system's image."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootImage"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootImageSpec = Field(description="What the image is.")
 
 
 @structure
-class Rollout(Struct):
+class Rollout:
     """The image that comes next, and who has it already."""
 
     image: NameField = Field(description="The BootImage that is being rolled out.")
@@ -200,7 +197,7 @@ class Rollout(Struct):
 
 
 @structure
-class Hold(Struct):
+class Hold:
     """A group that stays where it is: opted out, visibly."""
 
     select: Select = Field(description="Which servers stay.")
@@ -219,7 +216,7 @@ class SkewMode(StrEnum):
 
 
 @structure
-class Skew(Struct):
+class Skew:
     """How old the image that a server of this stream boots may be."""
 
     mode: SkewMode = Field(
@@ -230,7 +227,7 @@ class Skew(Struct):
 
 
 @structure
-class ImageStreamSpec(Struct):
+class ImageStreamSpec:
     """Which image is current, which is next, who is held back."""
 
     current: NameField = Field(description="The BootImage that servers of this stream boot.")
@@ -240,10 +237,8 @@ class ImageStreamSpec(Struct):
 
 
 @structure
-class ImageStream(Struct):
+class ImageStream(Document):
     """The golden pointer: one name for the image that is current."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["ImageStream"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: ImageStreamSpec = Field(description="What the stream points to.")

@@ -6,6 +6,7 @@ from typing import Literal
 from gitboot.model.boot_image import FormatField
 from gitboot.model.fields import (
     CountOrPercent,
+    Document,
     Field,
     FilePath,
     Instant,
@@ -13,11 +14,9 @@ from gitboot.model.fields import (
     KernelArgument,
     LabelKey,
     LabelValue,
-    Metadata,
     NameField,
     SecretPath,
     SignedInteger,
-    Struct,
     Text,
     Variable,
     VariableName,
@@ -95,7 +94,7 @@ class TaintEffect(StrEnum):
 
 
 @structure
-class UserData(Struct):
+class UserData:
     """What the system configures itself by on its first boot."""
 
     format: FormatField = Field(description="What the template renders to; the image must understand it.")
@@ -113,7 +112,7 @@ class UserData(Struct):
 
     @property
     def beside(self) -> dict[str, tuple[str, str]]:
-        """Templates of what lies beside the user data in a bundle: field and path, by the name of the file."""
+        """Return the templates of the other files in a bundle of user data: field and path, by the name of the file."""
         named = {
             "vendor-data": ("vendorData", self.vendor_data),
             "network-config": ("networkConfig", self.network_config),
@@ -122,12 +121,12 @@ class UserData(Struct):
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """All files that it is made of."""
+        """Return the paths of all templates of the user data."""
         return (self.template, *(path for _, path in self.beside.values()))
 
 
 @structure
-class Templates(Struct):
+class Templates:
     """Entries of one's own, instead of the built-in ones."""
 
     ipxe: FilePath | None = Field(default=None, description="A Jinja2 template of an iPXE script. Default: built in.")
@@ -137,7 +136,7 @@ class Templates(Struct):
 
 
 @structure
-class BootProfileSpec(Struct):
+class BootProfileSpec:
     """How to boot something."""
 
     image: NameField | None = Field(
@@ -186,17 +185,15 @@ class BootProfileSpec(Struct):
 
 
 @structure
-class BootProfile(Struct):
+class BootProfile(Document):
     """How to boot something: image or stream, method, arguments, user data."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootProfile"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootProfileSpec = Field(description="What the profile boots, and how.")
 
 
 @structure
-class Taint(Struct):
+class Taint:
     """A Kubernetes node taint."""
 
     key: LabelKey = Field(description="The taint's key.")
@@ -208,7 +205,7 @@ class Taint(Struct):
 
 
 @structure
-class BootPolicySpec(Struct):
+class BootPolicySpec:
     """Which servers boot which profile, how often, and which pool they are."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers. Never inherited.")
@@ -262,17 +259,15 @@ class BootPolicySpec(Struct):
 
 
 @structure
-class BootPolicy(Struct):
+class BootPolicy(Document):
     """A pool: which servers boot which profile, and how often from the network."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["BootPolicy"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: BootPolicySpec = Field(description="Who boots what.")
 
 
 @structure
-class Window(Struct):
+class Window:
     """A half-open span of time: [start, end)."""
 
     start: Instant | None = Field(default=None, description="When it opens, with offset. Default: it is open.")
@@ -292,7 +287,7 @@ class Window(Struct):
 
 
 @structure
-class MaintenanceSpec(Struct):
+class MaintenanceSpec:
     """Which servers boot which profile instead, and when."""
 
     select: Select = Field(description="All, None, matchLabels and matchExpressions, or servers.")
@@ -339,10 +334,8 @@ class MaintenanceSpec(Struct):
 
 
 @structure
-class Maintenance(Struct):
+class Maintenance(Document):
     """Another profile for a while: it beats every policy inside its window, and never outside."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Maintenance"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: MaintenanceSpec = Field(description="Who boots what instead, and when.")

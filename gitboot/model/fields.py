@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
-from functools import cache
-from types import UnionType
+from functools import cache, lru_cache, partial
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
-    ClassVar,
     Final,
     Literal,
+    NamedTuple,
     TypeVar,
     Union,
     dataclass_transform,
@@ -23,16 +23,19 @@ from typing import (
     get_type_hints,
 )
 
-from gitboot.jsonio import Digest, format_instant
+from gitboot.jsonio import Digest, format_instant, to_camel
 from gitboot.model.scalars import (
     INSTANT,
-    LABEL_NAME,
+    LABEL_VALUE,
     LOCAL_DISK,
     NAME,
     SHA256,
     ArtifactUrl,
     MacAddress,
+    Malformed,
     Name,
+    Path,
+    Step,
     SystemUuid,
     nonempty,
     parse_artifact_url,
@@ -61,8 +64,11 @@ from gitboot.model.scalars import (
     parse_uuid,
     parse_variable,
     parse_variable_name,
+    shown,
     text,
 )
+from gitboot.problems import Code
+from gitboot.text import did_you_mean
 
 # What editors read: they type plain scalars by YAML 1.2, where 3815.2 is a number and gitboot reads text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
@@ -74,40 +80,26 @@ def _matching(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 
 
 class Scalar:
-    """In `Annotated`: what a single value is parsed by, and its JSON Schema unless its type says all of it.
+    """In `Annotated`: the parser of a single value, and the JSON Schema of what the parser takes.
 
-    What is ``common`` many documents have alike: it is parsed once, and kept once.
+    If values are ``common``, because many documents have the same ones, each is parsed once and kept once.
     """
 
-    def __init__(self, parse: Read, schema: Mapping[str, Any] | None = None, *, common: bool = False) -> None:
+    def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
         self.parse, self.schema = parse, schema
-        self._known: dict[str, Any] | None = {} if common else None
+        self.read = _cached(parse) if common else parse
 
-    @property
-    def reader(self) -> Read:
-        return self.parse if self._known is None else self._read
 
-    def _read(self, value: Any) -> Any:
-        known = self._known
-        if known is None or type(value) is not str:
-            return self.parse(value)
-        if (found := known.get(value)) is None:
-            found = self.parse(value)
-            if len(known) < _MOST_COMMON and len(value) <= _SHORT:
-                known[value] = found
-        return found
+def _cached(parse: Read) -> Read:
+    parse_once = lru_cache(maxsize=4096)(parse)
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core.core_schema import no_info_before_validator_function
+    def read_common(value: Any) -> Any:
+        return parse_once(value) if isinstance(value, str) and len(value) <= _SHORT else parse(value)
 
-        return no_info_before_validator_function(self.parse, handler(source))
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> Any:
-        return dict(self.schema) if self.schema is not None else handler(core_schema)
+    return read_common
 
 
 Read = Callable[[Any], Any]
-_MOST_COMMON: Final = 4096
 _SHORT: Final = 64  # characters
 Text = Annotated[str, Scalar(nonempty, _TEXT, common=True)]
 NameField = Annotated[Name, Scalar(parse_name, {**_matching(NAME, "string", "number"), "maxLength": 253}, common=True)]
@@ -155,28 +147,15 @@ FilePath = Annotated[
 SecretPath = Annotated[str, Scalar(parse_secret_path, {"type": "string", "pattern": r"^[^/\\][^\\]*\.age$"})]
 LocalDisk = Annotated[str, Scalar(parse_local_disk, _matching(LOCAL_DISK, "string"))]
 KernelArgument = Annotated[str, Scalar(parse_kernel_argument, _TEXT, common=True)]
-VariableName = Annotated[str, Scalar(parse_variable_name, common=True)]
+VariableName = Annotated[str, Scalar(parse_variable_name, {"type": "string"}, common=True)]
 Variable = Annotated[str | bool, Scalar(parse_variable, _ANY_SCALAR)]
-LabelKey = Annotated[str, Scalar(parse_label_key, common=True)]
+LabelKey = Annotated[str, Scalar(parse_label_key, {"type": "string"}, common=True)]
 LabelValue = Annotated[
     str,
-    Scalar(
-        parse_label_value, _matching(re.compile(f"({LABEL_NAME.pattern})?"), "string", "number", "boolean"), common=True
-    ),
+    Scalar(parse_label_value, _matching(LABEL_VALUE, "string", "number", "boolean"), common=True),
 ]
 AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")
-Write = Callable[[Any], Any]
-
-
-class Unfit(ValueError):
-    """A value that a structure does not take; what is wrong with it pydantic says."""
-
-
-def to_camel(name: str) -> str:
-    """A field's name as YAML has it."""
-    first, *others = name.split("_")
-    return first + "".join(map(str.capitalize, others))
 
 
 def Field(  # noqa: N802 - it stands where a dataclass has its field()
@@ -185,22 +164,21 @@ def Field(  # noqa: N802 - it stands where a dataclass has its field()
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
     alias: str | None = None,
-    min_length: int | None = None,
+    min_length: int = 0,
 ) -> Any:
-    """A field of a structure; one without a default is required."""
-    more = {"description": description, "alias": alias, "min_length": min_length}
-    metadata = {key: value for key, value in more.items() if value is not None}
+    """Declare a field of a structure. A field without a default is required."""
+    metadata = {"description": description, "alias": alias, "min_length": min_length}
     return dataclasses.field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
 def structure(kind: type[T]) -> type[T]:
-    """A class as a structure."""
+    """Declare a class as a structure: a mapping of a document, with a value for each of its fields."""
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
 def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A method that raises `Malformed` where fields of a structure do not go together."""
+    """Declare a method that raises `Malformed` if the fields of a structure contradict each other."""
     _CHECKS.add(method)
     return method
 
@@ -208,231 +186,264 @@ def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
 _CHECKS: Final[set[Callable[[Any], None]]] = set()
 
 
-class WordOr:
-    """In `Annotated`: one of some words, or else a structure, which pydantic's paths call by a tag."""
+class DeclaredField(NamedTuple):
+    """A field of a structure, as it is declared."""
 
-    def __init__(self, tag: str) -> None:
-        self._tag = tag
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import Discriminator, Tag
-
-        words, kind = get_args(source)
-        tagged: Any = Union.__getitem__((Annotated[words, Tag(WORD)], Annotated[kind, Tag(self._tag)]))
-        return handler.generate_schema(Annotated[tagged, Discriminator(self._tag_of)])
-
-    def _tag_of(self, value: Any) -> str:
-        return WORD if isinstance(value, str) else self._tag
+    name: str
+    alias: str  # in YAML
+    type: Any
+    description: str
+    min_length: int  # of a list or a mapping
+    is_required: bool
 
 
-WORD: Final = "(word)"
+@cache
+def declared_fields(kind: Any) -> tuple[DeclaredField, ...]:
+    """Return the fields of a structure in the order of its declaration."""
+    types = get_type_hints(kind, include_extras=True)
+    return tuple(
+        DeclaredField(
+            name=field.name,
+            alias=field.metadata.get("alias") or to_camel(field.name),
+            type=types[field.name],
+            description=field.metadata.get("description", ""),
+            min_length=field.metadata.get("min_length", 0),
+            is_required=field.default is field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(kind)
+    )
 
 
-class Struct:
-    """The base of every structure: a field that is left empty is a field that is absent."""
-
-    __slots__ = ()
-    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "alias_generator": to_camel}
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        schema = handler.resolve_ref_schema(handler(source))
-        ref = schema.pop("ref")  # by which others know it: with all that is asked of it
-        for method in _checks_of(cls):
-            schema = core_schema.no_info_after_validator_function(_passing(method), schema)
-        return core_schema.no_info_before_validator_function(_present, schema, ref=ref)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> Any:
-        schema = handler(core_schema)
-        handler.resolve_ref_schema(schema)["description"] = cls.__doc__
-        return schema
-
-
-def _present(value: Any) -> Any:
-    if isinstance(value, dict) and None in value.values():
-        return {key: item for key, item in value.items() if item is not None}
-    return value
-
-
-def _passing(method: Callable[[Any], None]) -> Read:
-    def passing(made: Any) -> Any:
-        method(made)
-        return made
-
-    return passing
-
-
-def _checks_of(kind: type) -> tuple[Callable[[Any], None], ...]:
-    return tuple(each for each in vars(kind).values() if callable(each) and each in _CHECKS)
+def words_of(kind: Any) -> dict[str, Any]:
+    """Return the words of an enumeration or of a Literal, and the value of each."""
+    return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
 
 # Reading
 
 
+class Misfit(Malformed):
+    """A value that its declaration does not take, in a sentence of its own."""
+
+    def __init__(
+        self,
+        code: Code,
+        message: str,
+        hint: str = "",
+        at: Path = (),
+        *,
+        find_hint: Callable[[], str] | None = None,  # if it takes long: gitboot calls it for problems that it shows
+        follows_place: bool = False,  # whether the sentence begins with the place of the value
+    ) -> None:
+        super().__init__(code, message, hint, at)
+        self._find_hint, self._follows_place = find_hint, follows_place
+
+    def describe(self, place: str) -> tuple[str, str]:
+        message = f"{place} {self.message}" if self._follows_place else self.message
+        return message, self._find_hint() if self._find_hint is not None else self.hint
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a document."""
+
+    path: Path  # of the value in the document
+    error: Malformed
+    is_key: bool = False  # whether the key is wrong, and not the value
+
+
+class Invalid(ValueError):
+    """A document, or a part of one, with everything that is wrong with it."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__(str(faults[0].error))
+        self.faults = faults
+
+
 def read(kind: type[T], value: Any) -> T:
-    """A document, or a part of one, as what it says; raise `ValueError` where anything is wrong with it."""
-    resource: Any = kind
-    made: T = _reader(resource)(value)
+    """Return a document, or a part of one, as a structure. Raises `Invalid`."""
+    declared: Any = kind
+    try:
+        made: T = _reader(declared)(value)
+    except Malformed as error:
+        raise Invalid([Fault((), error)]) from None
     return made
 
 
 @cache
-def _reader(hint: Any) -> Read:
-    """What reads a value of some type."""
-    origin, arguments = get_origin(hint), get_args(hint)
+def _reader(kind: Any) -> Read:
+    """Return a function that reads a value of a type, or raises `Malformed` or `Invalid`."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _annotated(*arguments)
+        read_scalar: Read = arguments[1].read
+        return read_scalar
     if origin in (Union, UnionType):
-        (one,) = (each for each in arguments if each is not type(None))
-        return _reader(one)
-    if origin is Literal:
-        return _word({each.value if isinstance(each, Enum) else each: each for each in arguments})
+        return _reader(arguments[0]) if arguments[1] is NoneType else _word_or_structure_reader(*arguments)
     if origin is tuple:
-        return _list(_reader(arguments[0]))
+        return _list_reader(arguments[0])
     if origin is dict:
-        return _mapping(*map(_reader, arguments))
-    return _word({each.value: each for each in hint}) if issubclass(hint, Enum) else _structure(hint)
+        return _mapping_reader(*arguments)
+    return _word_reader(kind) if origin is Literal or issubclass(kind, Enum) else _structure_reader(kind)
 
 
-def _annotated(hint: Any, mark: Any) -> Read:
-    if isinstance(mark, Scalar):
-        return mark.reader
-    word, structure = map(_reader, get_args(hint))
-    return lambda value: word(value) if isinstance(value, str) else structure(value)
+def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
+    words = words_of(kind)
+    mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
+    expected = f"one of {', '.join(words)}{mapping}"
 
-
-def _word(words: Mapping[str, Any]) -> Read:
     def read_word(value: Any) -> Any:
         if not isinstance(value, str) or value not in words:
-            raise Unfit
+            find_hint = partial(did_you_mean, value, words, f"write {expected}")
+            raise Misfit(Code.CHOICE, f"expected {expected}, found {shown(value)}", find_hint=find_hint)
         return words[value]
 
     return read_word
 
 
-def _list(read_item: Read) -> Read:
+def _word_or_structure_reader(words: Any, kind: Any) -> Read:
+    read_word = _word_reader(words, [field.alias for field in declared_fields(kind)])
+    read_structure = _reader(kind)
+    return lambda value: read_word(value) if isinstance(value, str) else read_structure(value)
+
+
+def _list_reader(kind: Any) -> Read:
+    read_item = _reader(kind)
+
     def read_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise Unfit
-        return tuple([read_item(item) for item in value])
+            raise Malformed(Code.SHAPE, f"expected a list, found {shown(value)}")
+        made: list[Any] = []
+        faults: list[Fault] = []
+        for index, item in enumerate(value):
+            try:
+                made.append(read_item(item))
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(index, error)
+        if faults:
+            raise Invalid(faults)
+        return tuple(made)
 
     return read_list
 
 
-def _mapping(read_key: Read, read_value: Read) -> Read:
+def _mapping_reader(key_kind: Any, kind: Any) -> Read:
+    read_key, read_item = _reader(key_kind), _reader(kind)
+
     def read_mapping(value: Any) -> dict[Any, Any]:
-        if not isinstance(value, dict):
-            raise Unfit
-        return {read_key(key): read_value(item) for key, item in value.items()}
+        made: dict[Any, Any] = {}
+        faults: list[Fault] = []
+        for key, item in _mapping(value).items():
+            name = None
+            try:
+                name = read_key(key)
+            except Malformed as error:
+                faults.append(Fault((key,), error, is_key=True))
+            try:
+                made[name] = read_item(item)
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(key, error)
+        if faults:
+            raise Invalid(faults)
+        return made
 
     return read_mapping
 
 
-def _not_short(read_items: Read, least: int) -> Read:
-    def read_enough(value: Any) -> Any:
-        items = read_items(value)
-        if len(items) < least:
-            raise Unfit
-        return items
-
-    return read_enough
-
-
-def _structure(kind: Any) -> Read:
-    hints, checks = get_type_hints(kind, include_extras=True), _checks_of(kind)
-    takes: dict[str, tuple[str, Read]] = {}
-    required: set[str] = set()
-    for field in dataclasses.fields(kind):
-        read_field, least = _reader(hints[field.name]), field.metadata.get("min_length")
-        takes[alias_of(field)] = field.name, read_field if least is None else _not_short(read_field, least)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            required.add(field.name)
+def _structure_reader(kind: Any) -> Read:
+    fields = {field.alias: (field.name, _field_reader(field)) for field in declared_fields(kind)}
+    required = {field.name: field.alias for field in declared_fields(kind) if field.is_required}
+    checks = [each for each in vars(kind).values() if callable(each) and each in _CHECKS]
 
     def read_structure(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise Unfit
-        made = {}
-        for key, item in value.items():
-            if item is not None:
-                if key not in takes:
-                    raise Unfit
-                name, read_field = takes[key]
+        made: dict[str, Any] = {}
+        faults: list[Fault] = []
+        for key, item in _mapping(value).items():
+            if item is None:
+                continue  # a field without a value counts as absent
+            if key not in fields:
+                faults.append(Fault((), _unknown_field(key, fields), is_key=True))
+                continue
+            name, read_field = fields[key]
+            try:
                 made[name] = read_field(item)
-        if not required <= made.keys():
-            raise Unfit
+            except (Malformed, Invalid) as error:
+                faults += _faults_at(key, error)
+                made[name] = None
+        if not required.keys() <= made.keys():
+            faults += [
+                Fault((), _missing_field(alias), is_key=True) for name, alias in required.items() if name not in made
+            ]
+        if faults:
+            raise Invalid(faults)
         found = kind(**made)
-        for method in checks:
-            method(found)
+        for check_found in checks:
+            check_found(found)
         return found
 
     return read_structure
 
 
-def alias_of(field: dataclasses.Field[Any]) -> str:
-    """What YAML calls a field."""
-    alias: str = field.metadata.get("alias") or to_camel(field.name)
-    return alias
+def _field_reader(field: DeclaredField) -> Read:
+    read_value = _reader(field.type)
+    if not field.min_length:
+        return read_value
+
+    def read_items(value: Any) -> Any:
+        items = read_value(value)
+        if len(items) < field.min_length:
+            raise Misfit(Code.EMPTY, "needs at least one item", "add one", follows_place=True)
+        return items
+
+    return read_items
+
+
+def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
+    find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
+    message = f"has no field {shown(name)}"
+    return Misfit(Code.UNKNOWN_FIELD, message, at=(name,), find_hint=find_hint, follows_place=True)
+
+
+def _missing_field(name: str) -> Misfit:
+    return Misfit(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(Code.SHAPE, f"expected a mapping, found {shown(value)}")
+    return value
+
+
+def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
+    """Return what is wrong with the value at a key or an index, with the paths from the mapping or the list."""
+    if isinstance(error, Malformed):
+        return [Fault((step,), error)]
+    return [fault._replace(path=(step, *fault.path)) for fault in error.faults]
 
 
 # Writing
 
 
-def written(value: Struct) -> dict[str, Any]:
-    """A structure as YAML would have it: text, numbers, booleans, lists and mappings; without what is absent."""
+def written(value: Any) -> Any:
+    """Return a structure, or a value in one, as YAML would have it: plain scalars, lists and mappings without nulls."""
     kind: Any = type(value)
-    made: dict[str, Any] = _structure_writer(kind)(value)
-    return made
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:
+        return [written(item) for item in value]
+    if kind is dict:
+        return {written(key): written(item) for key, item in value.items()}
+    if kind is datetime:
+        return format_instant(value)
+    if isinstance(value, Enum):
+        return value.value
+    items = ((field.alias, getattr(value, field.name)) for field in declared_fields(kind))
+    return {alias: written(item) for alias, item in items if item is not None}
 
 
-def _writer(hint: Any) -> Write | None:
-    """What writes a value of some type; None: it is written as it is."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated and isinstance(arguments[1], WordOr):
-        write_structure = _structure_writer(get_args(arguments[0])[1])
-        return lambda value: value if isinstance(value, str) else write_structure(value)
-    if origin is Annotated:
-        return format_instant if arguments[0] is datetime else None
-    if origin in (Union, UnionType):
-        return _writer(arguments[0])
-    if origin is Literal:
-        return _value if isinstance(arguments[0], Enum) else None
-    if origin is tuple:
-        write_one = _writer(arguments[0])
-        return list if write_one is None else lambda items: list(map(write_one, items))
-    if origin is dict:
-        write_key, write_item = (_writer(each) or _as_it_is for each in arguments)
-        return lambda items: {write_key(key): write_item(item) for key, item in items.items()}
-    return _value if issubclass(hint, Enum) else _structure_writer(hint)
-
-
-def _value(word: Enum) -> Any:
-    return word.value
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
-@cache
-def _structure_writer(kind: Any) -> Write:
-    hints = get_type_hints(kind, include_extras=True)
-    fields = [(field.name, alias_of(field), _writer(hints[field.name])) for field in dataclasses.fields(kind)]
-
-    def write_structure(value: Any) -> dict[str, Any]:
-        made = {}
-        for name, alias, write in fields:
-            if (item := getattr(value, name)) is not None:
-                made[alias] = item if write is None else write(item)
-        return made
-
-    return write_structure
+_PLAIN: Final = frozenset({str, int, bool})
 
 
 @structure
-class Metadata(Struct):
+class Metadata:
     """A resource's name, and what selectors and people find it by."""
 
     name: NameField = Field(description="The resource's name, unique among its kind.")
@@ -443,3 +454,12 @@ class Metadata(Struct):
         default_factory=dict,
         description="Notes for people and tools; nothing selects by them. Default: none.",
     )
+
+
+@structure
+class Document:
+    """What documents of every kind have. Each kind adds its spec."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
+    kind: str = Field(description="The kind of this document.")
+    metadata: Metadata = Field(description="Name, labels, annotations.")

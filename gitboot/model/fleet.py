@@ -1,24 +1,22 @@
 """Fleet: what holds for every server of the repository."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 from gitboot.errors import Orders
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
+    Document,
     Field,
     Integer,
     Ledger,
     LocalDisk,
-    Metadata,
     NameField,
     Network,
     Percent,
     Positive,
-    Struct,
     Text,
-    WordOr,
     check,
     structure,
 )
@@ -61,7 +59,7 @@ class Evidence(StrEnum):
 
 
 @structure
-class Site(Struct):
+class Site:
     """A nearer mirror; a server belongs to the first site that selects it."""
 
     name: NameField = Field(description="The site's name.")
@@ -78,7 +76,7 @@ class Site(Struct):
 
 
 @structure
-class Hardware(Struct):
+class Hardware:
     """What holds for machines of one make; a server's own document wins, then the first that selects it and says it."""
 
     select: Select = Field(description="Which servers are of this make: by a label for the vendor, say.")
@@ -93,18 +91,18 @@ class Hardware(Struct):
 
 
 @structure
-class UnknownProfile(Struct):
+class UnknownProfile:
     """A profile for machines that no Server document describes."""
 
     profile: NameField = Field(description="The BootProfile; its image must not write disks.")
 
 
 UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
-UnknownServers = Annotated[Literal["LocalDisk", "NotFound"] | UnknownProfile, WordOr("(profile)")]
+UnknownServers = Literal["LocalDisk", "NotFound"] | UnknownProfile
 
 
 @structure
-class Provisioning(Struct):
+class Provisioning:
     """What counts as proof that a server was provisioned."""
 
     evidence: Evidence = Field(
@@ -151,7 +149,7 @@ class LateEnds(StrEnum):
 
 
 @structure
-class Serving(Struct):
+class Serving:
     """How boot scripts are served."""
 
     restrict: Boolean = Field(
@@ -179,7 +177,7 @@ class Serving(Struct):
 
 
 @structure
-class Guards(Struct):
+class Guards:
     """Limits on what one commit may change; only ever tighter than the instance's own."""
 
     max_update_percent: Percent | None = Field(default=None, description="Servers changed. Default: the instance's.")
@@ -198,7 +196,7 @@ class Guards(Struct):
 
 
 @structure
-class FleetSpec(Struct):
+class FleetSpec:
     """What holds for every server."""
 
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
@@ -247,11 +245,11 @@ class FleetSpec(Struct):
 
     @property
     def has_instances_by_site(self) -> bool:
-        """Whether a site names the ledger that acts for it."""
+        """Return whether a site names the ledger that acts for it."""
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
-        """The ledger whose instance may act for ``site``, or with None for all sites.
+        """Return the ledger whose instance may act for ``site``, or with None for all sites.
 
         None: any may, but for BMCs, which each of several would set.
         For a site that names none nobody acts: two instances, neither of which knows what the other has installed,
@@ -263,7 +261,7 @@ class FleetSpec(Struct):
         return " and ".join(by_sites) or self.provisioning.ledger
 
     def orders_at(self, site: str | None) -> Orders:
-        """What the instance for ``site`` obeys at once, or with None the one for all sites."""
+        """Return what the instance for ``site`` obeys at once. With None, that is the instance for all sites."""
         return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 
@@ -271,10 +269,8 @@ NOBODY: Final = "nobody"  # no ledger is called so
 
 
 @structure
-class Fleet(Struct):
+class Fleet(Document):
     """The one document that holds for all servers; usually fleet.yaml."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Fleet"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: FleetSpec = Field(description="What holds for every server.")

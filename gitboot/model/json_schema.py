@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from pydantic import TypeAdapter
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.fields import DeclaredField, declared_fields, words_of
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 
@@ -18,18 +19,18 @@ KINDS: Final = (Fleet, Server, BootImage, ImageStream, BootProfile, BootPolicy, 
 
 
 def schema(kind: type) -> dict[str, Any]:
-    """The JSON Schema of one kind's documents.
+    """Return the JSON Schema of one kind's documents.
 
-    Editors type plain scalars by YAML 1.2, gitboot by this schema: where gitboot reads text, a number
-    is valid here too.
+    Editors type plain scalars by YAML 1.2, gitboot by this schema. If gitboot reads text, a number is valid here too.
     """
-    made = TypeAdapter(kind).json_schema()
-    return {"$schema": _DIALECT, "title": kind.__name__, **_bare(made)}
+    definitions: dict[str, Any] = {}
+    found = structure_schema(kind, definitions)
+    return {"$schema": _DIALECT, "title": kind.__name__, **found, "$defs": definitions}
 
 
 def any_document() -> dict[str, Any]:
-    """The JSON Schema of any document: chosen by its kind, so that an editor shows one kind's errors."""
-    names = [kind.__name__ for kind in KINDS]
+    """Return the JSON Schema of any document. It chooses by kind, so that an editor shows the errors of one kind."""
+    definitions: dict[str, Any] = {}
     return {
         "$schema": _DIALECT,
         "title": "A gitboot document",
@@ -37,35 +38,75 @@ def any_document() -> dict[str, Any]:
         "required": ["apiVersion", "kind"],
         "properties": {
             "apiVersion": {"const": "gitboot.dev/v1alpha1"},
-            "kind": {"enum": names, "description": "What the document says."},
+            "kind": {"enum": [kind.__name__ for kind in KINDS], "description": "What the document says."},
         },
         "allOf": [
             {
                 "if": {"properties": {"kind": {"const": kind.__name__}}, "required": ["kind"]},
-                "then": {key: value for key, value in _embedded(kind).items() if key != "$defs"},
+                "then": structure_schema(kind, definitions),
             }
             for kind in KINDS
         ],
-        "$defs": {name: value for kind in KINDS for name, value in sorted(_embedded(kind)["$defs"].items())},
+        "$defs": definitions,
     }
 
 
-def _embedded(kind: type) -> dict[str, Any]:
-    embedded: dict[str, Any] = _bare(TypeAdapter(kind).json_schema())
-    return embedded
+def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a structure, and add the definitions that the schema refers to."""
+    properties = {}
+    for field in declared_fields(kind):
+        found = _value(field.type, definitions)
+        definition = definitions.get(found.get("$ref", "").rpartition("/")[2], {})
+        if field.description and field.description != definition.get("description"):
+            found["description"] = field.description
+        if field.min_length:
+            found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
+        properties[field.alias] = found
+    required = [field.alias for field in declared_fields(kind) if field.is_required]
+    return {
+        "type": "object",
+        "description": kind.__doc__,
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
 
 
-def _bare(node: Any) -> Any:
-    """Without titles that only repeat a name, and without defaults, which stand in descriptions."""
-    if isinstance(node, Mapping):
-        return {
-            key: _bare(value)
-            for key, value in node.items()
-            if not (key == "title" and isinstance(value, str)) and key != "default"
-        }
-    if isinstance(node, list):
-        return [_bare(each) for each in node]
-    return node
+def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a value of a type, as a field declares it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
+    if origin is Annotated:
+        return dict(arguments[1].schema)
+    if origin in (Union, UnionType):
+        is_word_or_structure = get_origin(arguments[0]) is Literal
+        return {"oneOf" if is_word_or_structure else "anyOf": [_value(each, definitions) for each in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _value(arguments[0], definitions)}
+    if origin is dict:
+        keys, items = (_value(each, definitions) for each in arguments)
+        names = {} if keys == {"type": "string"} else {"propertyNames": keys}
+        return {"type": "object", "additionalProperties": items, **names}
+    if origin is Literal:
+        words = list(words_of(kind))
+        return {"type": "string", **({"const": words[0]} if len(words) == 1 else {"enum": words})}
+    if kind.__name__ not in definitions:
+        if issubclass(kind, Enum):
+            documented = {"description": kind.__doc__} if kind.__doc__ else {}
+            definitions[kind.__name__] = {"type": "string", "enum": list(words_of(kind)), **documented}
+        else:
+            definitions[kind.__name__] = structure_schema(kind, definitions)
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+_PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    bool: {"type": "boolean"},
+    NoneType: {"type": "null"},
+    Any: {},
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,48 +119,42 @@ class SchemaField:
     description: str
 
 
-def schema_fields(document: dict[str, Any]) -> Iterator[SchemaField]:
-    """Every field of the schema of one kind, from `spec` on, each before the fields that are in it."""
-    return _fields(document, document["properties"]["spec"], "spec", is_required=True)
+def schema_fields(kind: type) -> Iterator[SchemaField]:
+    """Return every field of the documents of a kind, from `spec` on, each before the fields that are in it."""
+    (spec,) = (field for field in declared_fields(kind) if field.alias == "spec")
+    return _field(spec, "spec")
 
 
-def _fields(root: dict[str, Any], node: dict[str, Any], path: str, *, is_required: bool) -> Iterator[SchemaField]:
-    description = str(node.get("description") or _resolved(root, node).get("description") or "")
-    yield SchemaField(path=path, type=_type(root, node), is_required=is_required, description=description)
-    for shape in _shapes(root, node):
-        inner = [("", shape)]
-        for mark, key in (("[]", "items"), ("{}", "additionalProperties")):
-            if isinstance(shape.get(key), dict):
-                inner.append((mark, _resolved(root, shape[key])))
-        for mark, each in inner:
-            required = each.get("required", [])
-            for name, field in each.get("properties", {}).items():
-                yield from _fields(root, field, f"{path}{mark}.{name}", is_required=name in required)
+def _field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
+    kind = _type_name(field.type)
+    yield SchemaField(path=path, type=kind, is_required=field.is_required, description=field.description)
+    yield from _fields_in(field.type, path)
 
 
-def _resolved(root: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref")
-    found: dict[str, Any] = root["$defs"][reference.rpartition("/")[2]] if reference else node
-    return found
+def _fields_in(kind: Any, path: str) -> Iterator[SchemaField]:
+    """Return the fields of the structures in a value of a type."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        yield from _fields_in(arguments[0], f"{path}[]")
+    elif origin is dict:
+        yield from _fields_in(arguments[1], f"{path}{{}}")
+    elif origin in (Union, UnionType):
+        for each in arguments:
+            yield from _fields_in(each, path)
+    elif hasattr(kind, "__dataclass_fields__"):
+        for field in declared_fields(kind):
+            yield from _field(field, f"{path}.{field.alias}")
 
 
-def _shapes(root: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    branches = [*node.get("anyOf", ()), *node.get("oneOf", ())]
-    return [_resolved(root, each) for each in branches or [node]]
-
-
-def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
-    names = []
-    for shape in _shapes(root, node):
-        if "enum" in shape:
-            names.append(" · ".join(f"`{word}`" for word in shape["enum"]))
-        elif "items" in shape:
-            names.append("[]")
-        elif "properties" in shape:
-            names.append("mapping")
-        elif "additionalProperties" in shape:
-            names.append("{}")
-        elif shape.get("type") != "null":
-            kind = shape.get("type", "text")
-            names.append("text" if isinstance(kind, list) or kind == "string" else kind)
-    return " or ".join(dict.fromkeys(names))
+def _type_name(kind: Any) -> str:
+    origin, arguments = get_origin(kind), get_args(kind)
+    schema = arguments[1].schema if origin is Annotated else {}
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_type_name(each) for each in arguments if each is not NoneType))
+    if origin is tuple or origin is dict:
+        return "[]" if origin is tuple else "{}"
+    if hasattr(kind, "__dataclass_fields__"):
+        return "mapping"
+    if origin is not Annotated or "enum" in schema:
+        return " · ".join(f"`{word}`" for word in schema.get("enum") or words_of(kind))
+    return "text" if isinstance(schema["type"], list) or schema["type"] == "string" else str(schema["type"])

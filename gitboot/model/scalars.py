@@ -17,16 +17,15 @@ from gitboot.text import printable, shell_words
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
 _MAC: Final = re.compile(
-    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
+    r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
+    re.IGNORECASE | re.ASCII,
 )
 
 
 def parse_mac(value: object) -> MacAddress:
-    """A MAC address in colons, hyphens, dots or none, any case; group addresses are no one's."""
-    found = text(value)
-    if not _MAC.fullmatch(lower := found.lower()):
-        raise Malformed(Code.MAC, f"expected a MAC address, found {shown(found)}", "write it as 52:54:00:12:34:56")
-    d = digits = lower.replace(":", "").replace("-", "").replace(".", "")
+    """Read a MAC address with colons, hyphens, dots or none, in any case. Group addresses are malformed."""
+    found = matched(value, _MAC, Code.MAC, "a MAC address", "write it as 52:54:00:12:34:56")
+    d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
@@ -38,18 +37,14 @@ def parse_mac(value: object) -> MacAddress:
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
 
-_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
+_UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
 def parse_uuid(value: object) -> SystemUuid:
-    """An SMBIOS system UUID in any case."""
-    found = text(value)
-    if not _UUID.fullmatch(lower := found.lower()):
-        raise Malformed(
-            Code.UUID,
-            f"expected a system UUID, found {shown(found)}",
-            "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732",
-        )
+    """Read an SMBIOS system UUID in any case."""
+    hint = "write it as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
+    found = matched(value, _UUID, Code.UUID, "a system UUID", hint)
+    lower = found.lower()
     if len(set(lower)) == 2:  # all zeros or all f: SMBIOS 7.2.1 "not present" and "not set"
         raise Malformed(
             Code.UUID, f"{shown(found)} is what firmware reports where no UUID was set", "set one in firmware"
@@ -58,16 +53,13 @@ def parse_uuid(value: object) -> SystemUuid:
 
 
 def parse_ledger(value: object) -> str:
-    """The identity of a ledger, a UUID in any case."""
-    found = text(value)
-    if not _UUID.fullmatch(lower := found.lower()):
-        message = f"expected the identity of an instance's ledger, found {shown(found)}"
-        raise Malformed(Code.UUID, message, "copy it from `gitboot status --state STATE`")
-    return lower
+    """Read the identity of a ledger, a UUID in any case."""
+    hint = "copy it from `gitboot status --state STATE`"
+    return matched(value, _UUID, Code.UUID, "the identity of an instance's ledger", hint).lower()
 
 
 def swapped(uuid: SystemUuid) -> SystemUuid:
-    """The same UUID with its first three fields in the other byte order.
+    """Return the UUID with its first three fields in the other byte order.
 
     SMBIOS 2.6 made them little-endian; firmware older than that, and some loaders, print the
     bytes as they lie (SMBIOS reference specification, 7.2.1).
@@ -77,7 +69,7 @@ def swapped(uuid: SystemUuid) -> SystemUuid:
 
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
-    """The UUIDs that one machine may be looked up by, sorted."""
+    """Return a UUID in both byte orders, sorted."""
     other = swapped(uuid)
     if other == uuid:
         return (uuid,)
@@ -117,7 +109,7 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 
 def parse_local_disk(value: object) -> str:
-    """How a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
+    """Read how a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
     found = text(value)
     if not LOCAL_DISK.fullmatch(found) or "/../" in found:
         raise Malformed(
@@ -132,7 +124,7 @@ _STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody'
 
 
 def stand_in(mac: MacAddress) -> SystemUuid:
-    """What stands for the UUID of a machine of which only that is known."""
+    """Return the UUID that stands for a machine of which only a MAC address is known."""
     return SystemUuid(_STAND_IN + mac.replace("-", ""))
 
 
@@ -141,14 +133,10 @@ def is_stand_in(uuid: SystemUuid) -> bool:
 
 
 def parse_interface_address(value: object) -> str:
-    """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    """Read an IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
-    address: str | None
-    if _IPV4.fullmatch(host):
-        address, most = host, 32  # which has one spelling
-    else:
-        address, most = _ipv6(host), 128
+    address, most = (host, 32) if _IPV4.fullmatch(host) else (_ipv6(host), 128)  # an IPv4 address has one spelling
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
     if address is None or "%" in host or (slash and not is_prefix):
         raise Malformed(
@@ -160,7 +148,7 @@ def parse_interface_address(value: object) -> str:
 
 
 def _ipv6(host: str) -> str | None:
-    """An IPv6 address in its short form; None where it is none."""
+    """Return an IPv6 address in its short form, or None if the text is no IPv6 address."""
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
@@ -312,14 +300,8 @@ INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
-    found = text(value)
-    if not INTEGER.fullmatch(found):
-        raise Malformed(
-            Code.INTEGER,
-            f"expected a whole number, found {shown(found)}",
-            "write digits alone, without a 0 in front: 10",
-        )
-    return int(found)
+    hint = "write digits alone, without a 0 in front: 10"
+    return int(matched(value, INTEGER, Code.INTEGER, "a whole number", hint))
 
 
 def parse_positive(value: object) -> int:
@@ -341,36 +323,27 @@ def parse_percent(value: object) -> int:
     return found
 
 
-_COUNT_OR_PERCENT: Final = re.compile(r"(0|[1-9][0-9]{0,8})(%?)")
+_COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 
 def parse_count_or_percent(value: object) -> str:
-    """A number of servers, or a percentage of them: 1, 25%."""
-    found = text(value)
-    match = _COUNT_OR_PERCENT.fullmatch(found)
-    if not match or found in ("0", "0%") or (match[2] and int(match[1]) > 100):
-        raise Malformed(
-            Code.COUNT,
-            f"expected a number from 1 or a percentage from 1% to 100%, found {shown(found)}",
-            "write 1, or 25%",
-        )
-    return found
+    """Read a number of servers, or a percentage: 1, 25%."""
+    expected = "a number from 1 or a percentage from 1% to 100%"
+    return matched(value, _COUNT_OR_PERCENT, Code.COUNT, expected, "write 1, or 25%")
 
 
 def parse_boolean(value: object) -> bool:
-    found = text(value)
-    if found not in ("true", "false"):
-        raise Malformed(Code.BOOLEAN, f"expected true or false, found {shown(found)}", "write true or false")
-    return found == "true"
+    return matched(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write true or false") == "true"
 
 
+_BOOLEAN: Final = re.compile("true|false")
 _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Orders versions by their dotted numbers: 3602.2.3 < 3815.0; other text sorts before numbers.
+    """Return a key that sorts versions by their dotted numbers: 3602.2.3 < 3815.0. Other text sorts before numbers.
 
-    Numbers of one length sort as text does: so none is too long, as it would be to `int`.
+    Numbers of one length are compared as text, because `int` refuses long ones.
     """
     parts = _VERSION_PART.findall(version)
     return tuple(_ordered(part.lstrip("0")) if part[0] in "0123456789" else (0, 0, part) for part in parts)
@@ -385,7 +358,7 @@ _WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:
 
 
 def parse_instant(value: object) -> datetime:
-    """An RFC 3339 instant with its offset, to the second; in UTC."""
+    """Read an RFC 3339 instant with its offset, to the second. Return the instant in UTC."""
     found = text(value)
     hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
     if _WITH_FRACTION.fullmatch(found):
@@ -404,26 +377,18 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_digest(value: object) -> Digest:
-    found = text(value)
-    if not SHA256.fullmatch(found):
-        raise Malformed(
-            Code.DIGEST,
-            f"expected a sha256 of 64 lower-case hexadecimal digits, found {shown(found)}",
-            "copy what `sha256sum` prints for the file",
-        )
-    return Digest(found)
+    expected = "a sha256 of 64 lower-case hexadecimal digits"
+    return Digest(matched(value, SHA256, Code.DIGEST, expected, "copy what `sha256sum` prints for the file"))
 
 
 def parse_fingerprint(value: object) -> Digest:
-    """A certificate's sha256 in any case, with or without colons, as openssl and BMCs' pages show it."""
-    found = text(value).replace(":", "").lower()
-    if not SHA256.fullmatch(found):
-        raise Malformed(
-            Code.DIGEST,
-            f"expected the sha256 of a certificate, found {shown(text(value))}",
-            "copy what `openssl x509 -noout -fingerprint -sha256` prints for it",
-        )
-    return Digest(found)
+    """Read the sha256 of a certificate in any case, with or without colons, as openssl and BMCs show it."""
+    hint = "copy what `openssl x509 -noout -fingerprint -sha256` prints for it"
+    found = matched(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
+    return Digest(found.replace(":", "").lower())
+
+
+_FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
 
 
 # As the OCI distribution specification writes names, tags and digests ("Pulling manifests").
@@ -436,50 +401,40 @@ OCI: Final = re.compile(
 
 
 def parse_artifact_url(value: object) -> ArtifactUrl:
-    """``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
-    found = text(value)
+    """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
+    found = _url_text(value)
     hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-    _check_url_text(found)
+    oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
         path = found.removeprefix("assets:")
         if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
             raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
-    elif found.startswith("oci:"):
-        _check_oci(found, hint)
-    elif not _http(found):
+    elif oci is None and not _http(found):
         raise _malformed_url(found, "a URL of an artifact", hint)
-    return ArtifactUrl(found)
-
-
-def _check_oci(found: str, hint: str) -> None:
-    """The blob of a registry: a tag is another image tomorrow, and has more than one file."""
-    parts = OCI.fullmatch(found)
-    if parts is None:
-        raise _malformed_url(found, "a URL of an artifact", hint)
-    if parts["tag"] is not None or parts["digest"] is None:
-        image = f"oci://{parts['host']}/{parts['repository']}:{parts['tag'] or 'TAG'}"
+    elif oci is not None and (oci["tag"] is not None or oci["digest"] is None):
+        # A tag is another image tomorrow, and has more than one file.
+        image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
             f"{found} names an image of a registry by its tag, where the digest of one file is needed",
             f"`gitboot artifacts resolve {shell_words(image)}` prints what to write",
         )
+    return ArtifactUrl(found)
 
 
 def parse_base_url(value: object) -> str:
-    """An http(s) URL that paths are appended to; a slash at its end is dropped."""
-    found = text(value)
-    _check_url_text(found)
+    """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
+    found = _url_text(value)
     if not _http(found) or "?" in found or "#" in found:
         raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
     return found.rstrip("/")
 
 
 def parse_bmc_address(value: object) -> str:
-    """Where a BMC answers: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
-    found = text(value)
-    if not found.lower().startswith("ipmi:"):
-        return parse_base_url(found)
-    _check_url_text(found)
+    """Read the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
+    if not text(value).lower().startswith("ipmi:"):
+        return parse_base_url(value)
+    found = _url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     if parsed is None or int(parsed[2] or 623) > 65535:
         raise _malformed_url(found, "a host that speaks IPMI", "write ipmi://HOST or ipmi://HOST:PORT")
@@ -489,7 +444,9 @@ def parse_bmc_address(value: object) -> str:
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
 
 
-def _check_url_text(found: str) -> None:
+def _url_text(value: object) -> str:
+    """Return text that can be a URL without a user and a password. Raises `Malformed`."""
+    found = text(value)
     if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
         raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
     try:
@@ -502,6 +459,7 @@ def _check_url_text(found: str) -> None:
             "a URL here must not hold a user or a password",
             "it would be published: let the mirror allow the fetch by network instead",
         )
+    return found
 
 
 def _http(found: str) -> bool:
@@ -523,19 +481,31 @@ class Malformed(ValueError):
         super().__init__(message)
         self.code, self.message, self.hint, self.at = code, message, hint, at
 
+    def describe(self, place: str) -> tuple[str, str]:
+        """Return the message and the hint for a value at a place, such as spec.uuid."""
+        return f"{place}: {self.message}", self.hint
+
 
 def shown(value: object) -> str:
-    """A value as messages show it: quoted, short, on one line."""
+    """Return a value as messages show it: quoted, short, on one line."""
     if isinstance(value, str):
         return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
 
 
 def text(value: object) -> str:
-    """The source text of a scalar, whatever it looks like to YAML."""
+    """Return the source text of a scalar, whatever type YAML gives it. Raises `Malformed` for a list or a mapping."""
     if not isinstance(value, str):
         raise Malformed(Code.SHAPE, f"expected a single value, found {shown(value)}")
     return str(value)
+
+
+def matched(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
+    """Return the source text of a scalar that a pattern matches as a whole. Raises `Malformed`."""
+    found = text(value)
+    if not pattern.fullmatch(found):
+        raise Malformed(code, f"expected {expected}, found {shown(found)}", hint)
+    return found
 
 
 def nonempty(value: object) -> str:
@@ -549,7 +519,7 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 
 def parse_name(value: object) -> Name:
-    """A DNS-1123 subdomain, as Kubernetes names objects."""
+    """Read a DNS-1123 subdomain, as Kubernetes names objects."""
     found = text(value)
     if len(found) > 253 or not NAME.fullmatch(found):
         raise Malformed(
@@ -561,6 +531,7 @@ def parse_name(value: object) -> Name:
 
 
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+LABEL_VALUE: Final = re.compile(f"({LABEL_NAME.pattern})?")
 _LABEL_MEND: Final = (
     "use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends; "
     "a key may have a DNS prefix and a slash before"
@@ -568,7 +539,7 @@ _LABEL_MEND: Final = (
 
 
 def parse_label_key(value: object) -> str:
-    """Kubernetes' label key: an optional DNS prefix and a name."""
+    """Read the key of a Kubernetes label: an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
     if not LABEL_NAME.fullmatch(name) or (slash and (len(prefix) > 253 or not NAME.fullmatch(prefix))):
@@ -577,28 +548,19 @@ def parse_label_key(value: object) -> str:
 
 
 def parse_label_value(value: object) -> str:
-    found = text(value)
-    if found and not LABEL_NAME.fullmatch(found):
-        raise Malformed(Code.LABEL, f"expected a label's value, found {shown(found)}", _LABEL_MEND)
-    return found
+    return matched(value, LABEL_VALUE, Code.LABEL, "a label's value", _LABEL_MEND)
 
 
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def parse_variable_name(value: object) -> str:
-    found = text(value)
-    if not _IDENTIFIER.fullmatch(found):
-        raise Malformed(
-            Code.VARIABLE,
-            f"expected a variable's name, found {shown(found)}",
-            "use letters, digits and _, and no digit first: templates read it as vars.NAME",
-        )
-    return found
+    hint = "use letters, digits and _, and no digit first: templates read it as vars.NAME"
+    return matched(value, _IDENTIFIER, Code.VARIABLE, "a variable's name", hint)
 
 
 def parse_variable(value: object) -> str | bool:
-    """The source text; plain ``true`` and ``false`` are booleans, so that templates can branch."""
+    """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can branch."""
     found = text(value)
     if type(value) is str and found in ("true", "false"):  # what was quoted is a `Quoted`
         return found == "true"
@@ -606,7 +568,7 @@ def parse_variable(value: object) -> str | bool:
 
 
 def parse_file_path(value: object) -> str:
-    """A file in the repository, relative to the fleet's root."""
+    """Read the path of a file in the repository, relative to the fleet's root."""
     found = nonempty(value)
     if found.startswith("/") or "\\" in found or {"", ".", ".."} & set(found.split("/")):
         raise Malformed(
@@ -621,7 +583,7 @@ AGE: Final = ".age"  # the end of the name of a file that is encrypted
 
 
 def parse_secret_path(value: object) -> str:
-    """A file that age encrypted, in the repository; its name says so, to people and to editors."""
+    """Read the path of a file that age encrypted. The end of its name shows that to people and editors."""
     found = parse_file_path(value)
     if not found.endswith(AGE):
         raise Malformed(
@@ -636,7 +598,7 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 def parse_kernel_argument(value: object) -> str:
-    """One argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
+    """Read one kernel argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = nonempty(value)
     if not _ARGUMENT.fullmatch(found) or found.strip() != found:
         raise Malformed(

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal
 
-from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
+from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, check, structure
 from gitboot.model.scalars import Malformed, Name
 from gitboot.problems import Code
 
@@ -17,7 +17,7 @@ class Operator(StrEnum):
 
 
 @structure
-class MatchExpression(Struct):
+class MatchExpression:
     """One condition on one label (Kubernetes: LabelSelectorRequirement)."""
 
     key: LabelKey = Field(description="The label's key.")
@@ -47,7 +47,7 @@ class MatchExpression(Struct):
 
 
 @structure
-class Selector(Struct):
+class Selector:
     """Servers by label (all conditions hold), or by name."""
 
     match_labels: dict[LabelKey, LabelValue] = Field(
@@ -72,7 +72,7 @@ class Selector(Struct):
 
     @property
     def keys(self) -> frozenset[str]:
-        """The labels that it looks at."""
+        """Return the keys of the labels that the selector reads."""
         return frozenset((*self.match_labels, *(expression.key for expression in self.match_expressions)))
 
     def matches(self, name: Name, labels: Mapping[str, str]) -> bool:
@@ -83,11 +83,11 @@ class Selector(Struct):
         )
 
 
-Select = Annotated[Literal["All", "None"] | Selector, WordOr("(selector)")]
+Select = Literal["All", "None"] | Selector
 
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
-    """Whether ``select`` names the server with this name and these labels."""
+    """Return whether ``select`` selects the server with this name and these labels."""
     if isinstance(select, str):
         return select == "All"
     return select.matches(name, labels)

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
+    Document,
     Field,
     FilePath,
     Fingerprint,
@@ -16,10 +17,8 @@ from gitboot.model.fields import (
     KernelArgument,
     LocalDisk,
     Mac,
-    Metadata,
     NameField,
     SecretPath,
-    Struct,
     Text,
     Uuid,
     Variable,
@@ -65,7 +64,7 @@ class Lifecycle(StrEnum):
 
 
 @structure
-class Interface(Struct):
+class Interface:
     """One network interface of a server."""
 
     name: Text | None = Field(default=None, description="The interface's name, for people. Default: none.")
@@ -79,7 +78,7 @@ class Interface(Struct):
 
 
 @structure
-class BmcTls(Struct):
+class BmcTls:
     """How a BMC's certificate is checked."""
 
     verify: Boolean = Field(default=True, description="Whether the certificate is verified. Default: true.")
@@ -94,7 +93,7 @@ class BmcTls(Struct):
 
 
 @structure
-class BmcReports(Struct):
+class BmcReports:
     """What a BMC shows of its machine where that is not what the document says: without it, nothing is set there."""
 
     uuid: Uuid | None = Field(
@@ -106,7 +105,7 @@ class BmcReports(Struct):
 
 
 @structure
-class Bmc(Struct):
+class Bmc:
     """A server's management controller, reached through Redfish, or through IPMI where it has none."""
 
     address: BmcAddress = Field(
@@ -148,7 +147,7 @@ class Bmc(Struct):
 
 
 @structure
-class Pin(Struct):
+class Pin:
     """A server's own image, whatever streams say: opted out, visibly."""
 
     image: NameField = Field(description="The BootImage that this server boots.")
@@ -160,7 +159,7 @@ class Pin(Struct):
 
 
 @structure
-class ServerSpec(Struct):
+class ServerSpec:
     """What a server is."""
 
     uuid: Uuid | None = Field(
@@ -232,17 +231,15 @@ class ServerSpec(Struct):
 
 
 @structure
-class Server(Struct):
+class Server(Document):
     """One machine: who it is, and how it is reached."""
 
-    api_version: Literal["gitboot.dev/v1alpha1"] = Field(description="The version of this format.")
     kind: Literal["Server"] = Field(description="The kind of this document.")
-    metadata: Metadata = Field(description="Name, labels, annotations.")
     spec: ServerSpec = Field(description="What the server is.")
 
     @property
     def uuid(self) -> SystemUuid:
-        """Its key, in all that is recorded: its UUID; while that is not known, what stands for it."""
+        """Return the key of the server in all records: its UUID, or the UUID that stands for an unknown one."""
         return self.spec.uuid if self.spec.uuid is not None else stand_in(self.spec.interfaces[0].mac)
 
     @property
@@ -251,12 +248,12 @@ class Server(Struct):
 
     @property
     def lookup_macs(self) -> tuple[MacAddress, ...]:
-        """The MAC addresses by which loaders find the server: of interfaces that may boot, without placeholders."""
+        """Return the MAC addresses by which loaders find the server: of interfaces that may boot, no placeholders."""
         return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:
-        """The serial number that loaders find the server by: none that is a placeholder, or that a path cannot hold."""
+        """Return the serial number by which loaders find the server. None: it is a placeholder, or unfit for a path."""
         serial = self.spec.serial
         if serial is None or not _SERIAL.fullmatch(serial) or is_placeholder_serial(serial):
             return None

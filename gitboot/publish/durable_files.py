@@ -15,21 +15,38 @@ from datetime import datetime
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
-from stat import S_ISREG
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.files import take
+from gitboot.files import NEW_FILE, open_lock, take
 
-NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
 NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
 _AT_ONCE: Final = 1 << 16  # bytes
+# Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
+# have written to the same file system.
+FSYNC_AT_MOST: Final = 16
+_HINTS: Final = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space, or raise the quota",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "let the user that gitboot runs as write there",
+    errno.EPERM: "let the user that gitboot runs as write there",
+    errno.ELOOP: "no symlink is followed: move it away",
+}
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def refused(path: Path, error: OSError) -> PublishError:
+    """What the system refused at ``path``, with what to do about it where that is known."""
+    hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
+    return PublishError(f"{path}: {error.strerror}{hint}")
+
+
 def _named(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+    """Raise `PublishError` with the path for what the system refuses."""
+
     @wraps(act)
     def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
@@ -56,23 +73,17 @@ class TreeModes:
     file: int = 0o644
     group: int | None = None  # the group of each file and folder; None: the one that the system gives
 
-    def give_file(self, fd: int) -> None:
-        """Give a new file, which is open, its group and its permissions; raises OSError."""
-        self._give_group(fd)
-        os.fchmod(fd, self.file)
+    @classmethod
+    def of_folder(cls, found: os.stat_result) -> TreeModes:
+        """Return the permissions and the group of a folder, for all files and folders below it."""
+        mode = stat.S_IMODE(found.st_mode) & 0o777
+        return cls(folder=mode, file=mode & 0o666, group=found.st_gid)
 
-    def give_folder(self, fd: int) -> None:
-        """Give a new folder, which is open, its group and its permissions; raises OSError."""
-        self._give_group(fd)
-        os.fchmod(fd, self.folder)
-
-    def _give_group(self, fd: int) -> None:
+    def give(self, fd: int, mode: int) -> None:
+        """Give a new file or folder, which is open, its group and its permissions; raises OSError."""
         if self.group is not None:
             os.fchown(fd, -1, self.group)
-
-    def fits(self, found: os.stat_result) -> bool:
-        """Return whether a folder has these permissions and this group."""
-        return stat.S_IMODE(found.st_mode) & 0o777 == self.folder and self.group in (None, found.st_gid)
+        os.fchmod(fd, mode)
 
 
 OPEN: Final = TreeModes()  # for everybody who has a login on the host
@@ -85,12 +96,20 @@ class Disk:
         self.root, self.modes = root, modes
         try:
             self.folders = Folders(root, modes)
-            self.folder = os.fstat(self.folders.root)  # that was opened, whatever stands at ``root`` by now
+            self._folder = os.fstat(self.folders.root)
         except OSError as error:
             raise refused(root, error) from error
         self._lock: int | None = None
-        self._unsynced = Unsynced(root, self.folders)
+        self._unsynced: set[str] = set()  # files and folders that were changed since the last `sync`
         self._latest: _Written | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the folder that was opened still stands at its path."""
+        try:
+            return os.path.samestat(os.stat(self.root), self._folder)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Release the lock and everything else that is open."""
@@ -107,9 +126,8 @@ class Disk:
         """Keep other processes out until ``close``; where one is in already, return who it is, else nothing."""
         folder, name = split(path)
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             # Whoever could open it could lock it, and keep this instance from publishing.
-            self._lock = os.open(name, flags, 0o600, dir_fd=self.folders.make(folder))
+            self._lock = open_lock(name, self.folders.make(folder))
             with suppress(PermissionError):  # one that an older gitboot has made, as another user
                 os.fchmod(self._lock, 0o600)
             if (other := take(self._lock)) is not None:
@@ -118,13 +136,7 @@ class Disk:
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
                 return ""
             os.close(self._lock)  # its holder has just removed it
-
-    def adapt(self) -> None:
-        """Bring what stands there to the permissions of what is written; raises PublishError."""
-        try:
-            adapt(self.root, self.modes)
-        except OSError as error:
-            raise refused(self.root, error) from error
+            self._lock = None
 
     @_named
     def look(self, path: str) -> os.stat_result | None:
@@ -134,31 +146,33 @@ class Disk:
         if fd is None:
             return None
         try:
-            return os.stat(name, dir_fd=fd, follow_symlinks=False)
+            return os.lstat(name, dir_fd=fd)
         except FileNotFoundError:
             return None
 
     def size(self, path: str) -> int | None:
         """The size of the file at ``path``, quickly: on the way there it follows symlinks."""
         try:
-            found = os.stat(path, dir_fd=self.folders.root, follow_symlinks=False)
+            found = os.lstat(path, dir_fd=self.folders.root)
         except OSError:
             return None
         return found.st_size if is_file(found) else None
 
     @_named
-    def read(self, path: str) -> bytes | None:
-        """The content of the file at ``path``; None if nothing stands there."""
+    def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
+        """The content of the file at ``path``, or its first bytes and one more than ``max_bytes``; None if absent."""
         folder, name = split(path)
-        parent = self.folders.find(folder)
-        if parent is None:
+        if (parent := self.folders.find(folder)) is None:
             return None
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
         except FileNotFoundError:
             return None
         try:
-            return _all_of(fd)
+            content = bytearray()  # a file object would cost as much again as to read a small file
+            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, _AT_ONCE)):
+                content += part
+            return bytes(content if max_bytes is None else content[: max_bytes + 1])
         finally:
             os.close(fd)
 
@@ -174,29 +188,30 @@ class Disk:
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
-                mtime = max(mtime, int(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime) + 1)
+                mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
         return mtime
 
     @_named
-    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         """Write beside ``path`` what ``place`` is to put there after a ``sync``.
 
-        It is dated ``at``, or a second after what stands there now if that is not older. Its permissions are
-        the same under any umask. ``like`` is a path for which the same content was staged: if that is dated the same,
-        both are one file under two names, where the file system has such.
+        It is dated ``at``, or a second after what stands there now if that is not older and the date need not be
+        ``exact``. Its permissions are the same under any umask. ``like`` is a path for which the same content was
+        staged: if that is dated the same, both are one file under two names, where the file system has such.
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
-        mtime, beside = self.dated(path, at), staged(name)
+        mtime, beside = int(at.timestamp()) if exact else self.dated(path, at), staged(name)
         alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
         if alike is None or not _linked(self.folders.root, alike, beside, parent):
-            fd = _created(beside, parent, self.modes.file)
             try:
-                self.modes.give_file(fd)
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-                os.utime(fd, (mtime, mtime))
+                fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
+            except FileExistsError:  # a killed process has left it, and it may be another file too
+                os.unlink(beside, dir_fd=parent)
+                fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
+            try:
+                self.modes.give(fd, self.modes.file)
+                write_dated(fd, content, mtime)
                 if like is None:
                     self._latest = _Written(path, mtime, os.fstat(fd))
             finally:
@@ -222,25 +237,41 @@ class Disk:
         self.folders.prune()
 
     def sync(self) -> None:
-        """Wait until a power cut would undo nothing of what was staged, placed and removed."""
-        self._unsynced.sync()
+        """Wait until a power cut would undo nothing of what was staged, placed and removed; raises PublishError."""
+        self._unsynced |= self.folders.changed
+        self.folders.changed.clear()
+        if len(self._unsynced) > FSYNC_AT_MOST:
+            try:
+                for fd in self.folders.filesystems.values():
+                    syncfs(fd)
+            except OSError as error:
+                raise refused(self.root, error) from error
+        else:
+            for path in sorted(self._unsynced):
+                self._sync_one(path)
+        self._unsynced.clear()
+
+    @_named
+    def _sync_one(self, path: str) -> None:
+        folder, name = split(path)
+        if (parent := self.folders.find(folder)) is None:
+            return
+        try:
+            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
+        except FileNotFoundError:  # a folder that was left empty and removed
+            return
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
-def _all_of(fd: int) -> bytes:
-    """What an open file holds; a file object would cost as much again as to read a small one."""
-    parts = []
-    while part := os.read(fd, _AT_ONCE):
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _created(name: str, folder: int, mode: int) -> int:
-    """A new file of this name, opened; never one that stands there, which may be another's as well."""
-    try:
-        return os.open(name, NEW, mode, dir_fd=folder)
-    except FileExistsError:
-        os.unlink(name, dir_fd=folder)
-        return os.open(name, NEW, mode, dir_fd=folder)
+def write_dated(fd: int, content: bytes, mtime: int) -> None:
+    """Write a new file, which is open, and give it a time in seconds since 1970; raises OSError."""
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+    os.utime(fd, (mtime, mtime))
 
 
 def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
@@ -252,7 +283,7 @@ def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
             return False
         raise
     # On the way to it a symlink may have been followed.
-    if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), written.file):
+    if os.path.samestat(os.lstat(name, dir_fd=folder), written.file):
         return True
     os.unlink(name, dir_fd=folder)
     return False
@@ -263,96 +294,28 @@ def make_root(root: Path, modes: TreeModes) -> None:
     if not root.exists():
         try:
             root.mkdir(mode=modes.folder, parents=True)
-            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                modes.give_folder(fd)
-            finally:
-                os.close(fd)
+            _give_folder(root, modes)
         except OSError as error:
             raise refused(root, error) from error
 
 
-def is_there(disk: Disk) -> bool:
-    """Whether the folder that was opened still stands at its path."""
+def _give_folder(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return os.path.samestat(os.stat(disk.root), disk.folder)
-    except OSError:
-        return False
+        if not only_ours or _is_ours(os.fstat(fd)):
+            modes.give(fd, modes.folder)
+    finally:
+        os.close(fd)
 
 
 def is_file(found: os.stat_result | None) -> TypeGuard[os.stat_result]:
     """Whether a look found a regular file."""
-    return found is not None and S_ISREG(found.st_mode)
+    return found is not None and stat.S_ISREG(found.st_mode)
 
 
 def holds(disk: Disk, path: str, found: os.stat_result | None, content: bytes) -> bool:
     """Whether what a look found at ``path`` is a file with exactly this content."""
     return is_file(found) and found.st_size == len(content) and disk.read(path) == content
-
-
-# Up to so many files and folders, an fsync each is quicker than one syncfs, which also waits for what others
-# have written to the same file system.
-FSYNC_AT_MOST: Final = 16
-_HINTS: Final = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space, or raise the quota",
-    errno.EROFS: "mount it writable",
-    errno.EACCES: "let the user that gitboot runs as write there",
-    errno.EPERM: "let the user that gitboot runs as write there",
-    errno.ELOOP: "no symlink is followed: move it away",
-}
-
-
-class Unsynced:
-    """The files and folders below ``root`` that were changed since the last `sync`."""
-
-    def __init__(self, root: Path, folders: Folders) -> None:
-        self._root, self._folders = root, folders
-        self._paths: set[str] = set()
-
-    def add(self, path: str) -> None:
-        self._paths.add(path)
-
-    def sync(self) -> None:
-        """Wait until the disks have them; raises PublishError."""
-        self._paths |= self._folders.changed
-        self._folders.changed.clear()
-        if len(self._paths) > FSYNC_AT_MOST:
-            self._sync_filesystems()
-        else:
-            for path in sorted(self._paths):
-                self._sync_one(path)
-        self._paths.clear()
-
-    def _sync_filesystems(self) -> None:
-        for fd in self._folders.filesystems.values():
-            try:
-                syncfs(fd)
-            except OSError as error:
-                raise refused(self._root, error) from error
-
-    def _sync_one(self, path: str) -> None:
-        folder, name = split(path)
-        try:
-            if (parent := self._folders.find(folder)) is None:
-                return
-            fd = os.open(name or ".", os.O_RDONLY | os.O_NOFOLLOW, dir_fd=parent)
-        except FileNotFoundError:  # a folder that was left empty and removed
-            return
-        except OSError as error:
-            raise refused(self._root / path, error) from error
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            raise refused(self._root / path, error) from error
-        finally:
-            os.close(fd)
-
-
-def refused(path: Path, error: OSError) -> PublishError:
-    """What the system refused at ``path``, with what to do about it where that is known."""
-    hint = f" ({_HINTS[error.errno]})" if error.errno in _HINTS else ""
-    return PublishError(f"{path}: {error.strerror}{hint}")
 
 
 def split(path: str) -> tuple[str, str]:
@@ -370,10 +333,9 @@ def staged(path: str) -> str:
 
 def is_staged(name: str) -> bool:
     """Return whether `staged` makes such a name: a process that was killed may have left the file."""
-    return _STAGED.fullmatch(name) is not None
+    return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
-_STAGED: Final = re.compile(r"\.gitboot-[0-9a-f]{16}\.tmp")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -381,9 +343,6 @@ def syncfs(fd: int) -> None:
     """syncfs(2), which the standard library lacks; ``os.sync`` would wait for every disk of the machine."""
     if _libc.syncfs(fd) != 0:
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
-
-
-_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class InTheWay(PublishError):
@@ -451,7 +410,7 @@ class Folders:
             self.changed.add(self._way[-1].path)
 
     def _open(self, path: str, *, make: bool) -> int:
-        while not _leads_to(self._way[-1].path, path):
+        while (above := self._way[-1].path) not in ("", path) and not path.startswith(f"{above}/"):
             self._leave()
         while (here := self._way[-1].path) != path:
             self._enter(path[len(here) :].lstrip("/").partition("/")[0], make=make)
@@ -460,17 +419,18 @@ class Folders:
     def _enter(self, name: str, *, make: bool) -> None:
         above = self._way[-1]
         path = f"{above.path}/{name}" if above.path else name
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         if name in (".", ".."):
             raise OSError(errno.EINVAL, "expected a path below the directory")
         try:
-            fd = os.open(name, _FLAGS, dir_fd=above.fd)
+            fd = os.open(name, flags, dir_fd=above.fd)
         except FileNotFoundError:
             if not make:
                 raise
             os.mkdir(name, self._modes.folder, dir_fd=above.fd)
             self.changed.add(above.path)
-            fd = os.open(name, _FLAGS, dir_fd=above.fd)
-            self._modes.give_folder(fd)
+            fd = os.open(name, flags, dir_fd=above.fd)
+            self._modes.give(fd, self._modes.folder)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise InTheWay(self._root, path) from error
@@ -481,10 +441,6 @@ class Folders:
 
     def _leave(self) -> None:
         os.close(self._way.pop().fd)
-
-
-def _leads_to(above: str, path: str) -> bool:
-    return above in ("", path) or (path.startswith(above) and path[len(above)] == "/")
 
 
 _OTHERS: Final = 0o007
@@ -528,42 +484,42 @@ def is_open(root: Path) -> bool:
 
 
 def adapt(root: Path, modes: TreeModes) -> None:
-    """Bring a tree that stands to these permissions, but for the files of operators; raises OSError.
+    """Bring a tree that stands to these permissions, but for the files of operators; raises PublishError.
 
     The topmost folders are changed last. If they are as they should be, nothing else is looked at. Files that only
-    their owner may read stay so. What belongs to another user is left as it is: gitboot may not change it.
+    their owner may read stay so. What belongs to another user is left as it is: gitboot may not change it. The folder
+    of the tree itself stays as it is if something else lies in it: others may have to read that.
     """
-    tops = [path for path in (root / "ops", root / "boot", *_own_root(root)) if path.is_dir()]
-    if all(modes.fits(path.lstat()) for path in tops if _is_ours(path.lstat())):
-        return
-    for top in (each for each in (root / "ops", root / "boot") if each.is_dir()):
-        for path, folders, files, fd in os.fwalk(top):
-            folders[:] = [name for name in folders if Path(path, name) != root / _ASSETS]
-            if Path(path) != top and _is_ours(os.fstat(fd)):
-                modes.give_folder(fd)
-            for name in files:
-                _adapt_file(name, fd, modes)
-    for folder in tops:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if _is_ours(os.fstat(fd)):
-                modes.give_folder(fd)
-        finally:
-            os.close(fd)
-
-
-def _own_root(root: Path) -> list[Path]:
-    """Return the folder of a tree if nothing else lies in it; others may have to read what does."""
-    return [root] if {name for name in os.listdir(root) if name != "lost+found"} <= {"boot", "ops"} else []
+    try:
+        tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]
+        has_own_folder = set(os.listdir(root)) <= {"boot", "ops", "lost+found"}
+        looked = [path.lstat() for path in (*tops, *([root] if has_own_folder else []))]
+        if all(
+            stat.S_IMODE(each.st_mode) & 0o777 == modes.folder and modes.group in (None, each.st_gid)
+            for each in looked
+            if _is_ours(each)
+        ):
+            return
+        for top in tops:
+            for path, folders, files, fd in os.fwalk(top):
+                folders[:] = [name for name in folders if Path(path, name) != root / _ASSETS]
+                if Path(path) != top and _is_ours(os.fstat(fd)):
+                    modes.give(fd, modes.folder)
+                for name in files:
+                    _adapt_file(name, fd, modes)
+        for folder in (*tops, *([root] if has_own_folder else [])):
+            _give_folder(folder, modes, only_ours=True)
+    except OSError as error:
+        raise refused(root, error) from error
 
 
 def _adapt_file(name: str, folder: int, modes: TreeModes) -> None:
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode) or not _is_ours(found) or not found.st_mode & 0o077:
+    found = os.lstat(name, dir_fd=folder)
+    if not is_file(found) or not _is_ours(found) or not found.st_mode & 0o077:
         return
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
-        modes.give_file(fd)
+        modes.give(fd, modes.file)
     finally:
         os.close(fd)
 

@@ -17,10 +17,11 @@ from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
+from gitboot.files import NEW_FILE
 from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
-from gitboot.publish.manifest import MANIFEST, Head, Shard, Stamp, index_of, render_shard
+from gitboot.publish.durable_files import NO_LINK, Disk, refused, split, write_dated
+from gitboot.publish.manifest import MANIFEST, Head, Stamp, index_of, render_shards
 from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree_changes import SHARED, Publication, amended
 from gitboot.publish.tree_reader import OWN, Tree, check_path
@@ -55,6 +56,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
 
     Raises PublishError.
     """
+    check_room(disk.root, _taken(wanted))
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
@@ -63,7 +65,8 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
     with begun(disk, at) as fresh:
         if fresh is None:
             return None
-        for server, files in counted(wanted.servers.items(), _but_the_last(told)):
+        # One step more than there are servers brings all to its place.
+        for server, files in counted(wanted.servers.items(), lambda done, total: told(done, total + 1)):
             if files is not None:
                 state = files[state_path(server)]
                 digests[server], identities[server] = state.sha256, outline(state.content).identities
@@ -72,13 +75,8 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
                 listings[server] = listing_in(files, server)
         written += fresh.add(wanted.no_servers)
         head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
-        fresh.write({**rendered(index_of(identities)), **manifest})
+        fresh.write({**render_shards(index_of(identities)), **manifest})
     return Filled(head, content, written, listings)
-
-
-def _but_the_last(told: Told) -> Told:
-    """Who is told of one step more, which is to bring all to its place."""
-    return lambda done, total: told(done, total + 1)
 
 
 # A tree that nobody sees yet
@@ -92,22 +90,16 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
     with what did.
     """
     with _own_folder(disk) as own:
-        with _refusing(disk):
-            os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
+        os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
         try:
-            with _refusing(disk):
-                can_be_moved = _can_be_moved(own, disk.folders.root)
-            if not can_be_moved:
+            if not _can_be_moved(own, disk.folders.root):
                 yield None
                 return
-            with ExitStack() as stack:
-                with _refusing(disk):
-                    folder = stack.enter_context(_opened(_FRESH, own))
+            with _opened(_FRESH, own) as folder:
                 yield Fresh(disk, folder, int(at.timestamp()))
-            with _refusing(disk):
-                durable_files.syncfs(own)
-                os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
-                durable_files.syncfs(own)
+            durable_files.syncfs(own)
+            os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
+            durable_files.syncfs(own)
         finally:  # it is there no more where all went well
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
@@ -118,7 +110,7 @@ def finish(disk: Disk) -> bool:
     """Take away what came to no end, and go on with what did; whether there was a tree on its way to its place."""
     if disk.look(OWN) is None:
         return False
-    with _own_folder(disk) as own, _refusing(disk):
+    with _own_folder(disk) as own:
         with suppress(FileNotFoundError):
             shutil.rmtree(_FRESH, dir_fd=own)
         if disk.look(READY) is None:
@@ -133,20 +125,13 @@ def finish(disk: Disk) -> bool:
 
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
-    """The publisher's own folder, opened."""
-    with _refusing(disk):
+    """Open the publisher's own folder; what the system refuses until the block ends is a PublishError."""
+    try:
         own = os.dup(disk.folders.make(OWN))
-    try:
-        yield own
-    finally:
-        os.close(own)
-
-
-@contextmanager
-def _refusing(disk: Disk) -> Iterator[None]:
-    """What the system refuses in the publisher's own folder is a PublishError."""
-    try:
-        yield
+        try:
+            yield own
+        finally:
+            os.close(own)
     except OSError as error:
         raise refused(disk.root / OWN, error) from error
 
@@ -208,67 +193,58 @@ class Fresh:
         """Write one server's files, or those of none; return at how many paths there was nothing yet.
 
         Those with the same content are one file. Only what entries name may be there already: it is of several servers
-        then.
+        then. Raises PublishError.
         """
         alike: dict[Digest, list[str]] = {}
         for path, file in files.items():
             check_path(path)
             alike.setdefault(file.sha256, []).append(path)
-        return sum(self._add(sorted(paths), files[paths[0]].content) for paths in alike.values())
-
-    def write(self, contents: Mapping[str, bytes | None]) -> None:
-        """Write files of the publisher's own; None: there is none."""
-        for path, content in contents.items():
-            if content is not None:
-                self._write(path, content)
-
-    def _add(self, paths: list[str], content: bytes) -> int:
-        """Write a file that has these paths; return at how many of them there was nothing yet."""
-        first, written = "", 0
-        for path in paths:
-            try:
-                if first:
-                    self._link(first, path, content)
-                else:
-                    self._write(path, content)
-                    first = path
-                written += 1
-            except FileExistsError as error:
-                if not is_content(path):
-                    raise refused(self._disk.root / path, error) from error
+        written = 0
+        for paths in alike.values():
+            first, content = "", files[paths[0]].content
+            for path in sorted(paths):
+                try:
+                    if first:
+                        self._link(first, path, content)
+                    else:
+                        self._write(path, content)
+                        first = path
+                    written += 1
+                except OSError as error:
+                    if not isinstance(error, FileExistsError) or not is_content(path):
+                        raise refused(self._disk.root / path, error) from error
         return written
 
+    def write(self, contents: Mapping[str, bytes | None]) -> None:
+        """Write files of the publisher's own; None: there is none. Raises PublishError."""
+        for path, content in contents.items():
+            if content is not None:
+                try:
+                    self._write(path, content)
+                except OSError as error:
+                    raise refused(self._disk.root / path, error) from error
+
     def _write(self, path: str, content: bytes) -> None:
+        self._make(split(path)[0])
+        fd = os.open(path, NEW_FILE, self._modes.file, dir_fd=self._folder)
         try:
-            self._make(split(path)[0])
-            fd = os.open(path, NEW, self._modes.file, dir_fd=self._folder)
-            try:
-                if self._is_masked is None:
-                    found = os.fstat(fd)
-                    is_in_group = self._modes.group in (None, found.st_gid)
-                    self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
-                if self._is_masked:
-                    self._modes.give_file(fd)
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
-                os.utime(fd, (self._mtime, self._mtime))
-            finally:
-                os.close(fd)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise refused(self._disk.root / path, error) from error
+            if self._is_masked is None:
+                found = os.fstat(fd)
+                is_in_group = self._modes.group in (None, found.st_gid)
+                self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
+            if self._is_masked:
+                self._modes.give(fd, self._modes.file)
+            write_dated(fd, content, self._mtime)
+        finally:
+            os.close(fd)
 
     def _link(self, path: str, other: str, content: bytes) -> None:
+        self._make(split(other)[0])
         try:
-            self._make(split(other)[0])
             os.link(path, other, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
-        except FileExistsError:
-            raise
         except OSError as error:
             if error.errno not in NO_LINK:
-                raise refused(self._disk.root / other, error) from error
+                raise
             self._write(other, content)
 
     def _make(self, folder: str) -> None:
@@ -276,7 +252,7 @@ class Fresh:
             self._make(split(folder)[0])
             os.mkdir(folder, self._modes.folder, dir_fd=self._folder)
             with _opened(folder, self._folder) as fd:
-                self._modes.give_folder(fd)
+                self._modes.give(fd, self._modes.folder)
             self._made.add(folder)
 
 
@@ -291,54 +267,43 @@ class _Need:
     size: float = 0  # bytes
     is_estimate: bool = False
 
-    def check(self, place: Path) -> None:
-        found = os.statvfs(place)
-        is_root = os.geteuid() == 0  # for whom some is kept free
-        free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
-        free = found.f_ffree if is_root else found.f_favail
-        surely, about = (_SURELY, "about ") if self.is_estimate else (1, "")
-        if found.f_files and self.inodes * surely > free:
-            raise PublishError(
-                f"{place}: expected room for {about}{count(round(self.inodes), 'file')}, "
-                f"and its file system has it for {free:,} "
-                "(choose one with more inodes: mkfs.ext4 -N, mount -o nr_inodes of a tmpfs)"
-            )
-        if self.size * surely > free_bytes:
-            has = f"its file system has {free_bytes / _MIB:,.1f} MiB"
-            raise PublishError(
-                f"{place}: expected room for {about}{self.size / _MIB:,.1f} MiB, and {has} (free some space)"
-            )
 
+def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
+    """Look whether there is room for files and folders; raises PublishError with what lacks.
 
-def check_room(root: Path, wanted: Publication) -> None:
-    """Look whether there is room for all files of a publication; raises PublishError with what lacks.
-
-    A folder counts as a file, one of several names as one, and what is written about the tree not at all. A file system
-    that has no limit of files, or says none, has room for them.
+    ``files`` has the path of each, its size in bytes, and for how many such it stands. A file of several names counts
+    once, and what is written about the tree not at all. A file system that has no limit of files, or says none, has
+    room for them.
     """
-    _check(root, _taken(wanted))
-
-
-def check_room_for(root: Path, files: Mapping[str, bytes]) -> None:
-    """The same for these files, whose folders may stand."""
-    _check(root, ((path, len(content), 1) for path, content in files.items()))
-
-
-def _check(root: Path, taken: Iterable[tuple[str, int, float]]) -> None:
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
-    for path, size, times in taken:
+    for path, size, times in files:
         place = places[path.partition("/")[0]]
         need = needs.setdefault(place, _Need())
         need.inodes += times
         need.size += times * size
         need.is_estimate |= times != 1
+    is_root = os.geteuid() == 0  # for whom some is kept free
     for place, need in needs.items():
-        need.check(place)
+        found = os.statvfs(place)
+        free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
+        free = found.f_ffree if is_root else found.f_favail
+        surely, about = (_SURELY, "about ") if need.is_estimate else (1, "")
+        if found.f_files and need.inodes * surely > free:
+            raise PublishError(
+                f"{place}: expected room for {about}{count(round(need.inodes), 'file')}, "
+                f"and its file system has it for {free:,} "
+                "(choose one with more inodes: mkfs.ext4 -N, mount -o nr_inodes of a tmpfs)"
+            )
+        if need.size * surely > free_bytes:
+            has = f"its file system has {free_bytes / _MIB:,.1f} MiB"
+            raise PublishError(
+                f"{place}: expected room for {about}{need.size / _MIB:,.1f} MiB, and {has} (free some space)"
+            )
 
 
 def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
-    """Files and folders: path, size in bytes, and for how many such it stands."""
+    """Files and folders as `check_room` counts them. Of many servers, some stand for all."""
     names = sorted(wanted.servers)
     number = min(max(isqrt(2 * len(names)) + 1, _ASKED), len(names))
     had, sizes = Counter[str](), dict[str, int]()
@@ -347,21 +312,14 @@ def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
         had.update(once.keys())
         sizes.update(once)
     own = len(names) / number if number else 1
-    of_some = _unseen(Counter(times for path, times in had.items() if is_immutable(path)), own)
+    # For how many contents each of those stands that one server alone was found to have. Those of one server and those
+    # that groups of servers share look alike in a sample; how many there are follows from how many were found once and
+    # how many twice: Chao's estimate of 1984.
+    found = Counter(times for path, times in had.items() if is_immutable(path))
+    of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
     for path, size in sizes.items():
         yield path, size, (of_some if is_immutable(path) else own) if had[path] == 1 else 1
     yield from ((path, size, 1) for path, size in _once(wanted.no_servers).items() if path not in sizes)
-
-
-def _unseen(seen: Mapping[int, int], most: float) -> float:
-    """For how many contents each of those stands that one server alone was found to have, at the most for ``most``.
-
-    ``seen`` has how many contents were found at so many servers. Those of one server and those that groups of servers
-    share look alike in a sample; how many there are follows from how many were found once and how many twice: Chao's
-    estimate of 1984.
-    """
-    once, twice = seen.get(1, 0), max(seen.get(2, 0), 1)
-    return min(most, 1 + once / (2 * twice))
 
 
 def _once(files: Files) -> dict[str, int]:
@@ -372,8 +330,3 @@ def _once(files: Files) -> dict[str, int]:
         while path := split(path)[0]:
             found[path] = 0
     return found
-
-
-def rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """The files of shards; None: it has none any more."""
-    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}

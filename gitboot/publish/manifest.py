@@ -95,12 +95,11 @@ def parse_digests(data: bytes) -> dict[str, str]:
 
 def render_listing(files: Mapping[str, Listed]) -> bytes:
     """The listing of shared files."""
-    lines = (f"{json.dumps(path, ensure_ascii=False)}:{_listed(each)}" for path, each in sorted(files.items()))
+    lines = (
+        f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
+        for path, each in sorted(files.items())
+    )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
-
-
-def _listed(each: Listed) -> str:
-    return f'{{"sha256":"{each.sha256}","size":{each.size}}}'
 
 
 def parse_listing(data: bytes) -> dict[str, Listed]:
@@ -157,6 +156,11 @@ def shard_path(identity: str) -> str:
 
 def render_shard(shard: Shard) -> bytes:
     return canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
+
+
+def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """The files of shards; None: it has none any more."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:

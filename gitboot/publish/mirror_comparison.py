@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
-from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
+from gitboot.jsonio import format_instant
+from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import artifact_digest, paths_in
-from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
+from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest, read_state
-from gitboot.render.endpoint_files import PublishedServer, Turn, server_of
+from gitboot.render.endpoint_files import DiskWrite, PublishedServer, server_of
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -44,28 +46,20 @@ _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_LATER: Final = "it counts at another time"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
 
-class TreeComparison(NamedTuple):
-    """A mirror as it compares with a published tree."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MirrorReport:
+    """A mirror as it compares with a published tree, or with its signed list."""
 
-    findings: tuple[MirrorFinding, ...]  # sorted by path
+    findings: tuple[MirrorFinding, ...]  # sorted by path, those of the list first
     files: int  # that are published, also those that were not read
     unread: tuple[str, ...]  # paths that only machines fetch, sorted
-
-
-class PublishedMirror(Protocol):
-    """A copy of boot/, wherever it is; it may be asked from many threads at once."""
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        """What it has for a file."""
-
-    def reads(self, path: str, /) -> bool:
-        """Return whether a path may be fetched."""
-
-    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
-        """What it has besides these paths, as far as that can be seen."""
+    turning: tuple[str, ...]  # paths that are about to turn, or have just turned
+    hidden: int = 0  # files whose path the list does not show
+    signed: SignedList | None = None  # None: there is no list that can be read, or none was
 
 
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
@@ -76,7 +70,13 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     manifest = read_manifest(root)
     if manifest is None:
         raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-    instead, left_out = _instead(root, manifest) if as_target else ({}, frozenset())
+    instead: dict[str, bytes] = {}  # what a target has in the place of boots that are made once
+    left_out: set[str] = set()  # the paths of these
+    for server in filter(None, map(server_of, manifest.files)) if as_target else ():
+        if (state := read_state(root, server)) is not None:
+            at_target = served(state)
+            instead |= at_target.instead
+            left_out |= at_target.left_out
     found = {}
     for path, listed in manifest.files.items():
         if not path.startswith(BOOT) or (path in left_out and path not in instead):
@@ -85,72 +85,99 @@ def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
             continue  # a publication is under way, which withdraws it
-        below, content = path.removeprefix(BOOT), instead.get(path)
-        file = MirrorFile(
-            path=below, sha256=listed.sha256, size=listed.size, modified=modified, keeps_time=not as_target
+        version = FileVersion(None, listed.sha256, listed.size)
+        contents: dict[str, str] = {}
+        if (content := instead.get(path)) is not None:
+            version = FileVersion(None, digest_of(content), len(content))
+            contents = {digest_of(content): content.decode()}
+        below = path.removeprefix(BOOT)
+        found[below] = MirrorFile(
+            path=below,
+            right=(version,),
+            versions=(version,),
+            modified=modified,
+            keeps_time=not as_target,
+            contents=contents,
         )
-        if content is not None:
-            file = replace(file, sha256=digest_of(content), size=len(content), instead=content)
-        found[below] = file
     return found
-
-
-def _instead(root: Path, manifest: Manifest) -> tuple[dict[str, bytes], frozenset[str]]:
-    """What a target has in the place of boots that are made once, and their paths."""
-    instead: dict[str, bytes] = {}
-    left_out: set[str] = set()
-    for server in filter(None, map(server_of, manifest.files)):
-        if (state := read_state(root, server)) is not None:
-            found = served(state)
-            instead |= found.instead
-            left_out |= found.left_out
-    return instead, frozenset(left_out)
 
 
 def compared(
     look: Callable[[], dict[str, MirrorFile]],
-    mirror: PublishedMirror,
+    mirror: FolderMirror | WebMirror,
     *,
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
-) -> TreeComparison:
+) -> MirrorReport:
     """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
 
     ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
     """
-    files = look()
-    read = {path for path, file in files.items() if _may_be_read(mirror, file)}
+    with threads(parallel) as pool:
+        return compare_files(mirror, look(), lambda _: look(), pool, begun, done)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads. What has not begun by the end of the block is dropped."""
+    pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def compare_files(
+    mirror: FolderMirror | WebMirror,
+    files: Mapping[str, MirrorFile],
+    look_again: Callable[[bool], Mapping[str, MirrorFile] | None],
+    pool: ThreadPoolExecutor,
+    begun: Callable[[int], None],
+    done: Callable[[int], None],
+) -> MirrorReport:
+    """Compare a mirror with these files, and compare again what is published anew meanwhile.
+
+    ``look_again`` gets whether anything differs, and returns the files by now; None: they are the same.
+    """
+    read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
     begun(len(read))
-    found = [*mirror.besides(files), *_looked_at(mirror, (files[path] for path in sorted(read)), parallel, done)]
-    now = look()
-    changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
-    newer = [now[path] for path in sorted(changed & now.keys()) if _may_be_read(mirror, now[path])]
-    again = _looked_at(mirror, newer, parallel, lambda _: None)
-    kept = [each for each in found if each.path not in changed]
-    return TreeComparison(
-        findings=tuple(sorted((*kept, *again), key=lambda each: (each.path, each.fault))),
+    found, turning = [*mirror.besides(files)], set[str]()
+    for file, judged in _judged(mirror, read.values(), pool, done):
+        found += [judged.finding] if judged.finding is not None else []
+        turning |= {file.path} if judged.is_turning else set()
+    if (now := look_again(bool(found))) is not None:
+        changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
+        found = [each for each in found if each.path not in changed]
+        changed |= now.keys() - files.keys()
+        newer = (now[path] for path in sorted(changed & now.keys()))
+        again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
+        found += [each.finding for _, each in _judged(mirror, again, pool, lambda _: None) if each.finding is not None]
+    return MirrorReport(
+        findings=sorted_findings(found),
         files=len(files),
-        unread=tuple(sorted(files.keys() - read)),
+        unread=tuple(sorted(files.keys() - read.keys())),
+        turning=tuple(sorted(turning)),
     )
 
 
-def _may_be_read(mirror: PublishedMirror, file: MirrorFile) -> bool:
-    return not file.is_evidence or mirror.reads(file.path)
+def _judged(
+    mirror: FolderMirror | WebMirror, files: Iterable[MirrorFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
+) -> Iterator[tuple[MirrorFile, Judged]]:
+    def look(file: MirrorFile) -> Judged:
+        sizes = {each.size_bytes for each in file.versions}
+        return judge(file, mirror.read(file.path, sizes or {0}))
+
+    left = iter(files)
+    while batch := list(islice(left, _BATCH)):
+        for file, judged in zip(batch, pool.map(look, batch), strict=True):
+            done(1)
+            yield file, judged
 
 
-def _looked_at(
-    mirror: PublishedMirror, files: Iterable[MirrorFile], parallel: int, done: Callable[[int], None]
-) -> Iterator[MirrorFinding]:
-    left, pool = iter(files), ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
-    try:
-        while batch := list(islice(left, _BATCH)):
-            for file, answer in zip(batch, pool.map(mirror.look, batch), strict=True):
-                done(1)
-                if (finding := judge(file, answer)) is not None:
-                    yield finding
-    finally:
-        pool.shutdown(cancel_futures=True)
+def sorted_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
+    """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
+    return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class FolderMirror:
@@ -159,9 +186,6 @@ class FolderMirror:
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         """``root`` is the published tree, if it is at hand."""
         self._folder, self._boot = folder, root / BOOT if root is not None else None
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        return self._read(self._folder / file.path)
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
@@ -185,14 +209,11 @@ class FolderMirror:
         """Return whether a path may be fetched: to read a file is no fetch."""
         return True
 
-    def read(self, path: str, _: Collection[int]) -> MirrorAnswer:
+    def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
         """Return what a file is, read whole, whatever its size."""
-        return self._read(self._folder / path)
-
-    def _read(self, path: Path) -> MirrorAnswer:
         try:
-            with path.open("rb") as content:
-                digest, found = sha256(), path.stat()
+            with (self._folder / path).open("rb") as content:
+                digest, found = sha256(), (self._folder / path).stat()
                 while chunk := content.read(_CHUNK):
                     digest.update(chunk)
         except (FileNotFoundError, NotADirectoryError):
@@ -209,21 +230,20 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
-            if not self._may_lie_there(path):
+            if path.startswith(SIGNED):
+                may_lie_there = True
+            elif self._boot is not None:
+                may_lie_there = (self._boot / path).exists()
+            else:
+                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
+            if not may_lie_there:
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
             elif (named := artifact_digest(path)) is not None:
-                answer = self._read(self._folder / path)
+                answer = self.read(path)
                 if answer.trouble:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
                 elif answer.sha256 != named:
                     yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
-
-    def _may_lie_there(self, path: str) -> bool:
-        if path.startswith(SIGNED):
-            return True
-        if self._boot is not None:
-            return (self._boot / path).exists()
-        return path.startswith("assets/") or is_content(BOOT + path)
 
 
 class WebMirror:
@@ -255,10 +275,6 @@ class WebMirror:
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
         # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
         self._gives_list = False
-
-    def look(self, file: MirrorFile) -> MirrorAnswer:
-        """Return what is answered for a file, read if it has its size."""
-        return self.read(file.path, (file.size,))
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first bytes of a file and one more, or None if it is absent; from no cache.
@@ -323,9 +339,7 @@ class WebMirror:
         """
         if is_read_by_machines_only(path):
             return self._asked("GET", path, most_bytes=max(sizes) + 1)
-        return self._read(self._asked("HEAD", path), path, sizes)
-
-    def _read(self, answer: MirrorAnswer, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        answer = self._asked("HEAD", path)
         is_plain = answer.status == 200 and answer.led_to is None and answer.size in sizes
         return self._asked("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
 
@@ -334,13 +348,13 @@ class WebMirror:
         first = self._asked("GET", NOBODY)
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        yield from _only(judge_unknown_machine(first))
-        for path, why in PRIVATE.items():
-            yield from _only(judge_absence(path, self._asked("HEAD", path), why))
+        found = [judge_unknown_machine(first)]
+        found += [judge_absence(path, self._asked("HEAD", path), why) for path, why in PRIVATE.items()]
         absent = left_over(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
-            for path, answer in zip(absent, pool.map(partial(self._asked, "HEAD"), absent), strict=True):
-                yield from _only(judge_absence(path, answer, _EARLIER))
+            answers = pool.map(partial(self._asked, "HEAD"), absent)
+            found += [judge_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
+        yield from (finding for finding in found if finding is not None)
 
     def _asked(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         """What is answered; so many bytes of it are read at most."""
@@ -351,15 +365,13 @@ class WebMirror:
                 found = _said(answer)
                 if method == "HEAD":
                     return found
-                digest, size = _read(answer, most_bytes)
-                return replace(found, sha256=digest, has_body=size > 0)
+                digest, size = sha256(), 0
+                while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
+                    digest.update(chunk)
+                    size += len(chunk)
+                return replace(found, sha256=digest.hexdigest(), has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
             return MirrorAnswer(status=0, trouble=str(error))
-
-
-def _only(finding: MirrorFinding | None) -> Iterator[MirrorFinding]:
-    if finding is not None:
-        yield finding
 
 
 def _said(answer: AnswerStream) -> MirrorAnswer:
@@ -376,15 +388,6 @@ def _said(answer: AnswerStream) -> MirrorAnswer:
         age_s=int(age) if (age := headers.get("Age", "")).isascii() and age.isdecimal() else 0,
         led_to=headers.get("Location") if 300 <= answer.status < 400 else None,
     )
-
-
-def _read(answer: AnswerStream, most_bytes: int) -> tuple[str, int]:
-    """The sha256 of so many bytes at most, and how many there were."""
-    digest, size = sha256(), 0
-    while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
-        digest.update(chunk)
-        size += len(chunk)
-    return digest.hexdigest(), size
 
 
 class MirrorFault(StrEnum):
@@ -411,14 +414,15 @@ class MirrorFault(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MirrorFile:
-    """A published file that a mirror is to have."""
+    """A published file that a mirror is to have, and how it turns."""
 
     path: str  # below boot/
-    sha256: str
-    size: int
-    modified: int | None  # in seconds since 1970; None: any time is right
+    right: tuple[FileVersion | None, ...]  # what it may be now, the version of now first; None: absent
+    versions: tuple[FileVersion, ...]  # all that the tree or the list names
+    modified: int | None = None  # in seconds since 1970; None: any time is right
     keeps_time: bool = True  # whether a mirror has that time, too: its log is evidence by it
-    instead: bytes | None = None  # the content, where it is not what lies in OUTPUT
+    server: str | None = None  # whose file it is; None: it belongs to no server, or nobody says
+    contents: Mapping[str, str] = field(default_factory=dict)  # texts of versions that are not in OUTPUT, by sha256
 
     @property
     def is_evidence(self) -> bool:
@@ -463,10 +467,32 @@ class MirrorFinding:
     message: str
 
 
-def judge(file: MirrorFile, answer: MirrorAnswer) -> MirrorFinding | None:
-    """The worst that is wrong with what is answered for a file; None: nothing is."""
-    found = next(_faults(file, answer), None)
-    return MirrorFinding(path=file.path, fault=found[0], message=found[1]) if found is not None else None
+class Judged(NamedTuple):
+    """What a path of a mirror turns out to be."""
+
+    finding: MirrorFinding | None
+    is_turning: bool = False  # whether it is right, and is the version before or after the one of now
+
+
+def judge(file: MirrorFile, answer: MirrorAnswer) -> Judged:
+    """The worst that is wrong with what is answered for a file, and whether the file is about to turn."""
+    if answer.status in _GONE and None in file.right:
+        return Judged(None, is_turning=file.right[0] is not None)
+    present = [each for each in file.right if each is not None]
+    if not present:
+        return Judged(judge_absence(file.path, answer, _LATER))
+    version = next((each for each in present if each.sha256 == answer.sha256), present[0])
+    if (found := next(_faults(file, version, answer), None)) is None:
+        return Judged(None, is_turning=version != file.right[0])
+    fault, message = found
+    for number, other in enumerate(file.versions if fault is MirrorFault.WRONG else ()):
+        if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
+            until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
+            times = (("from", other.since), ("until", until))
+            counts = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None) or "of before"
+            fault, message = MirrorFault.STALE, f"it has the version {counts}"
+            break
+    return Judged(MirrorFinding(path=file.path, fault=fault, message=message))
 
 
 def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
@@ -497,7 +523,7 @@ def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
 
 
-def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
     elif answer.led_to is not None:
@@ -507,35 +533,29 @@ def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFaul
     elif answer.status != 200:
         yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
     else:
-        yield from _of_content(file, answer)
+        yield from _of_content(file, version, answer)
         yield from _of_headers(file, answer)
 
 
 _GONE: Final = (404, 410)
 
 
-def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     is_older = (
         answer.modified is not None
         and file.modified is not None
         and answer.modified < file.modified
         and not is_immutable(BOOT + file.path)
     )
+    differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
-    elif (difference := _difference(file, answer)) is not None:
-        yield MirrorFault.STALE if is_older else MirrorFault.WRONG, difference
+    elif answer.size is not None and answer.size != version.size_bytes:
+        yield differs, f"it has {answer.size} bytes, and what is published {version.size_bytes}"
+    elif answer.sha256 is not None and answer.sha256 != version.sha256:
+        yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
-
-
-def _difference(file: MirrorFile, answer: MirrorAnswer) -> str | None:
-    """How the content differs, as far as it can be seen."""
-    if answer.size is not None and answer.size != file.size:
-        return f"it has {answer.size} bytes, and what is published {file.size}"
-    if answer.sha256 is not None and answer.sha256 != file.sha256:
-        return f"it has the sha256 {answer.sha256}, and what is published {file.sha256}"
-    return None
 
 
 def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
@@ -612,21 +632,20 @@ def served(state: PublishedServer) -> Served:
     """
     files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
     instead: dict[str, bytes] = {}
-    boots = {path: turns[0].writes for path, turns in state.paths.items() if turns and _is_one_time_boot(turns[0])}
+    boots: dict[str, DiskWrite] = {}  # that no copy may serve
+    for path, turns in state.paths.items():
+        if turns and turns[0].role in (Role.ENTRY, Role.OFFER) and turns[0].content is not None:
+            writes = turns[0].writes
+            if writes is not None and writes.once and not writes.in_copies:
+                boots[path] = writes
     left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
     for path in sorted(left_out):
         writes = boots[path]
         del files[path]
-        if writes is not None and writes.fallback is not None and writes.fallback in state.contents:
+        if writes.fallback is not None and writes.fallback in state.contents:
             files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
-    asks = any(writes is not None and writes.hop is not None for writes in boots.values())
+    asks = any(writes.hop is not None for writes in boots.values())
     return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
-
-
-def _is_one_time_boot(turn: Turn) -> bool:
-    """Return whether a version is a one-time boot that no copy may serve."""
-    is_boot = turn.role in (Role.ENTRY, Role.OFFER) and turn.content is not None
-    return is_boot and turn.writes is not None and turn.writes.once and not turn.writes.in_copies
 
 
 def headers_of(path: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -87,8 +88,7 @@ class State:
         self._known = {}  # type: Dict[str, List[Any]]  # digests by device and inode, as they were when the run began
         self._used = {}  # type: Dict[str, List[Any]]
         try:
-            with open(path, "rb") as file:
-                found = json.loads(file.read().decode("utf-8"))
+            found = _read_json(path)
             self.latest, seen = parse_instant(found["latest"]), found["seen"]
             self.made = parse_instant(found["made"]) if found["made"] else None
             if seen:
@@ -104,11 +104,11 @@ class State:
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
             self.made = None  # the list that is served is read instead
             warn(f"{path} is damaged, and is made anew: {error}")
-        try:
-            with open(self._path + ".digests", "rb") as file:
-                self._known = _checked_digests(json.loads(file.read().decode("utf-8")))
-        except (OSError, RecursionError, ValueError):
-            pass
+        with suppress(OSError, RecursionError, ValueError):
+            known = _read_json(path + ".digests")
+            # The size, two times, and the digest of each file.
+            if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
+                self._known = known
 
     def trust(self, keys: Iterable[bytes]) -> None:
         """Forget which list was seen last if other root keys are trusted now: their lists begin anew."""
@@ -159,16 +159,14 @@ class State:
             return None
 
 
+def _read_json(path: str) -> Any:
+    with open(path, "rb") as file:
+        return json.loads(file.read().decode("utf-8"))
+
+
 def _optional_text(value: Any) -> Optional[str]:
     if not isinstance(value, (str, type(None))):
         raise ValueError("expected a text")
-    return value
-
-
-def _checked_digests(value: Any) -> Dict[str, List[Any]]:
-    """Return digests by device and inode: the size, two times, and the digest of each file. Raises ValueError."""
-    if not isinstance(value, dict) or not all(isinstance(each, list) and len(each) == 4 for each in value.values()):
-        raise ValueError("expected digests by file")
     return value
 
 
@@ -385,7 +383,9 @@ class Mirror:
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
-        wanted, found = os.lstat(source), _lstat(at)
+        wanted, found = os.lstat(source), None  # type: Tuple[os.stat_result, Optional[os.stat_result]]
+        with suppress(FileNotFoundError):
+            found = os.lstat(at)
         if wanted.st_gid != self._group:
             os.chown(source, -1, self._group)
         if found is not None and stat.S_ISDIR(found.st_mode):
@@ -419,14 +419,6 @@ class Mirror:
         for folder in reversed(found[1:]):
             if not os.listdir(folder):
                 os.rmdir(folder)
-
-
-def _lstat(path: str) -> Optional[os.stat_result]:
-    """Return what lies at a path, or None."""
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
 
 
 def paths_in(root: str) -> Iterator[str]:

@@ -14,33 +14,32 @@ from enum import StrEnum
 from inspect import getsource
 from itertools import groupby, islice
 from pathlib import Path
-from stat import S_IMODE
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, expected
 from gitboot.publish.signed_list import list_version
-from gitboot.publish.signed_list_check import ListedFile, ListReader
+from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
     HEAD,
-    Claim,
-    Expected,
     FileConflict,
     FileStore,
     FollowedTree,
     Overtaken,
     StoredFile,
     StoreTarget,
+    TakeFile,
     TargetFile,
     outdated,
 )
 from gitboot.publish.tree_reader import PENDING, read_state
+from gitboot.render.endpoint_files import Listed
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.text import count, did_you_mean
 
@@ -50,11 +49,9 @@ if TYPE_CHECKING:
 
 
 ALL: Final = "all"
-_WORLD: Final = 0o666
 _TRIES: Final = 10  # of a repair that something overtakes
 _RETRY_S: Final = 0.5  # until the next try
 _BATCH: Final = 200  # files between two looks at the tree and at the mirror's records, as servers in a target's step
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a file whose time no mirror has
 
 
 class RepairAction(StrEnum):
@@ -69,67 +66,41 @@ class Repair(NamedTuple):
     action: RepairAction
 
 
-class RightFile(NamedTuple):
-    """What a path of a mirror has to be."""
-
-    content: bytes
-    modified: datetime  # of its version
-
-
-FoundFile = tuple[bytes, str | None]  # a file, and its version, if the store has versions
-TakeFound = Callable[[str, FoundFile | None], None]  # a path below boot/, and its file; None: absent
-
-
-class MirrorStore(Protocol):
-    """The files of a mirror, by path below boot/, where they can be written.
+class SingleFileStore(ABC):
+    """A store that reads and writes each file of a mirror by itself, by path below boot/.
 
     Every method raises `PublishError`, and `HostUnreachable`.
     """
 
-    @property
-    def name(self) -> str:
-        """The name of the mirror in messages."""
+    name: str  # of the mirror, in messages
+    records: FileStore | None = None  # where the records of a target are, if this is one
 
-    @property
-    def records(self) -> FileStore | None:
-        """Where the records of a target are, if this is one; None: nowhere."""
-
+    @abstractmethod
     def names(self) -> Collection[str]:
         """Return the paths of all files."""
 
-    def read_each(self, paths: Collection[str], take: TakeFound, /, *, parallel: int) -> None:
-        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
-
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]], /) -> None:
-        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
-
-        Raises `Overtaken` if a file has another version by now.
-        """
-
-    def remove_each(self, paths: Collection[str], /) -> None:
-        """Remove files."""
-
-
-class SingleFileStore(ABC):
-    """A store that reads and writes each file by itself."""
-
     @abstractmethod
-    def read(self, path: str) -> FoundFile | None:
+    def read(self, path: str) -> StoredFile | None:
         """Return a file, and what `replace` must find there; None if it is absent."""
 
     @abstractmethod
-    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
         """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
         """Remove a file."""
 
-    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
+        """Read files, and call ``take`` with each, in several threads at a time."""
         with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
             list(pool.map(lambda path: take(path, self.read(path)), paths))
 
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
+        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
+
+        Raises `Overtaken` if a file has another version by now.
+        """
         for path, (file, found) in files.items():
             self.replace(path, file, found)
 
@@ -142,46 +113,36 @@ class FolderStore(SingleFileStore):
     """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
-        found = folder.stat()
-        mode = S_IMODE(found.st_mode) & 0o777
-        modes = TreeModes(folder=mode, file=mode & _WORLD, group=found.st_gid)
-        self._folder, self._disk = folder, Disk(folder, modes)
+        self._folder, self._disk = folder, Disk(folder, TreeModes.of_folder(folder.stat()))
         self.name = str(folder)
-        self._target: TargetFolder | None = None
         # A target is the folder above; a folder of another name is not in one, whatever is beside it.
         above = folder.resolve().parent
         may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
         if folder.resolve() == above / BOOT and may_have_records:
-            self._target = TargetFolder(above)
-
-    @property
-    def records(self) -> FileStore | None:
-        return self._target
+            self.records = TargetFolder(above)
 
     def close(self) -> None:
         self._disk.close()
-        if self._target is not None:
-            self._target.close()
+        if isinstance(self.records, TargetFolder):
+            self.records.close()
 
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
 
-    def read(self, path: str) -> FoundFile | None:
+    def read(self, path: str) -> StoredFile | None:
         """Return a file. A symlink is none: `replace` puts a file in its place."""
         at = self._folder / path
         try:
-            return None if at.is_symlink() else (at.read_bytes(), None)
+            return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise PublishError(f"{at} cannot be read: {error.strerror}") from error
 
-    def replace(self, path: str, file: RightFile, _: str | None) -> None:
-        self._disk.stage(path, file.content, file.modified)
+    def replace(self, path: str, file: TargetFile, _: str | None) -> None:
+        self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
         self._disk.place(path)
-        at = file.modified.timestamp()
-        os.utime(self._folder / path, (at, at), follow_symlinks=False)
         self._disk.sync()
 
     def remove(self, path: str) -> None:
@@ -193,21 +154,15 @@ class BucketStore(SingleFileStore):
     """A target in a bucket, which an instance may write to at the same time."""
 
     def __init__(self, name: str, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self.name = name
-
-    @property
-    def records(self) -> FileStore:
-        return self._bucket
+        self.name, self.records, self._bucket = name, bucket, bucket
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
 
-    def read(self, path: str) -> FoundFile | None:
-        found = self._bucket.get(BOOT + path)
-        return (found.content, found.version) if found is not None else None
+    def read(self, path: str) -> StoredFile | None:
+        return self._bucket.get(BOOT + path)
 
-    def replace(self, path: str, file: RightFile, found: str | None) -> None:
+    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
         try:
             if found is None:
                 self._bucket.create(BOOT + path, file.content)
@@ -224,36 +179,27 @@ class HostStore:
     """A target on another host that rsync reaches. An instance may write to it at the same time."""
 
     def __init__(self, name: str, store: RsyncStore) -> None:
-        self._store = store
-        self.name = name
-
-    @property
-    def records(self) -> FileStore:
-        return self._store
+        self.name, self.records, self._store = name, store, store
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
 
-    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
-        def take_file(path: str, found: StoredFile | None) -> None:
-            take(path.removeprefix(BOOT), (found.content, None) if found is not None else None)
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
+        self._store.get_each([BOOT + path for path in paths], lambda path, found: take(path.removeprefix(BOOT), found))
 
-        self._store.get_each([BOOT + path for path in paths], take_file)
-
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
         """Write files, and compare their checksums at the other host."""
         right = {BOOT + path: file for path, (file, _) in files.items()}
-
-        def read(path: str) -> TargetFile:
-            return TargetFile(right[path].content, int(right[path].modified.timestamp()))
-
-        self._store.place(sorted(right), read, ())
-        sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
+        self._store.place(sorted(right), right.__getitem__, ())
+        sent = {path: Listed(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 
     def remove_each(self, paths: Collection[str]) -> None:
         self._store.remove(BOOT + path for path in paths)
+
+
+MirrorStore = SingleFileStore | HostStore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,14 +254,25 @@ class _Attempt:
         """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _state_of(root), clock()
-        head = tree_head(self._published.manifest, str(root))
+        if self._published.manifest is None:
+            raise PublishError(f"{root}: expected a tree that gitboot published, found no {HEAD}")
+        if (head := _tree_head(self._published.manifest)) is None:
+            raise PublishError(f"{root}: {HEAD} is not one of this version of gitboot (let gitboot publish again)")
         if self._published.pending is not None:
             raise Overtaken(f"{root} is being published, or a publication was cut short (let gitboot publish)")
         self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
         is_target = self._records.observe(FollowedTree(root))
-        if not is_target:
-            self._check_list()
-        self._files = _published(root, now, parallel, digest_of(self._published.manifest or b""))
+        if not is_target:  # a mirror that has a newer list than the tree shows that the tree is a copy of before
+            found: list[StoredFile | None] = []
+            store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
+            theirs = list_version(found[0].content) if found[0] is not None else 0
+            if theirs > (ours := list_version(self._published.timestamp)):
+                raise PublishError(
+                    f"{store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {root} has the earlier version "
+                    f"{ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited that "
+                    "file of the mirror, remove it)"
+                )
+        self._files = _published(root, now, parallel, digest_of(self._published.manifest))
         if as_target or is_target:
             self._files |= _withheld(root)
         self._now = now
@@ -331,21 +288,34 @@ class _Attempt:
         """Replace and remove what differs, and note in ``repairs`` what was done with each path."""
         store, files = self._store, self._files
         names = frozenset(store.names())
-        chosen = files.keys() | names if ALL in paths else _known(paths, files.keys() | names)
-        wanted = sorted(files.keys() & chosen, key=_order)
+        known, asked = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
+        if ALL not in paths and (unknown := sorted(asked - known)):
+            hint = did_you_mean(unknown[0], known, f"{ALL} stands for all paths")
+            raise UsageError(f"--repair {unknown[0]}: neither the tree nor the mirror has this path; {hint}")
+        chosen = known if ALL in paths else asked
+        wanted = sorted(files.keys() & chosen, key=lambda path: (_stage(path), path))
         instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
         self._turns = min((at for at in instants if at > self._now), default=None)
         begun(len(wanted))
         different: dict[str, str | None] = {}  # by path: the version that is to be replaced
 
-        def compare(path: str, found: FoundFile | None) -> None:
-            digest = digest_of(found[0]) if found is not None else None
+        def compare(path: str, found: StoredFile | None) -> None:
+            digest = digest_of(found.content) if found is not None else None
             if digest not in {each and each.sha256 for each in files[path].right}:
-                different[path] = found[1] if found is not None else None
+                different[path] = found.version if found is not None else None
             done(1)
 
         store.read_each(wanted, compare, parallel=self._parallel)
-        may_go = (path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths))
+        may_go = (
+            path
+            for path in sorted(names & chosen)
+            if path not in files
+            and (
+                path in asked
+                or path.startswith(SIGNED)
+                or (kind_of(BOOT + path) is not None and not is_content(BOOT + path))
+            )
+        )
         # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
@@ -379,43 +349,11 @@ class _Attempt:
         if not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
 
-    def _check_list(self) -> None:
-        """Raise `PublishError` if the mirror has a newer list than the tree: the tree is a copy of before."""
-        found: list[FoundFile | None] = []
-        self._store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
-        theirs = list_version(found[0][0]) if found[0] is not None else 0
-        if theirs > (ours := list_version(self._published.timestamp)):
-            raise PublishError(
-                f"{self._store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {self._root} has the earlier "
-                f"version {ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited "
-                "that file of the mirror, remove it)"
-            )
-
 
 def _batches(paths: Iterable[str]) -> Iterator[list[str]]:
     left = iter(paths)
     while batch := list(islice(left, _BATCH)):
         yield batch
-
-
-def _known(paths: Iterable[str], known: Collection[str]) -> frozenset[str]:
-    found = frozenset(path.removeprefix("/") for path in paths)
-    if unknown := sorted(found - set(known)):
-        hint = did_you_mean(unknown[0], known, f"{ALL} stands for all paths")
-        raise UsageError(f"--repair {unknown[0]}: neither the tree nor the mirror has this path; {hint}")
-    return found
-
-
-def _may_be_asked_for(path: str, paths: Collection[str]) -> bool:
-    """Return whether a file that is not published goes."""
-    if path in {each.removeprefix("/") for each in paths} or path.startswith(SIGNED):
-        return True
-    return kind_of(BOOT + path) is not None and not is_content(BOOT + path)
-
-
-def _order(path: str) -> tuple[int, int, str]:
-    """Return the place of a path in a repair."""
-    return *_stage(path), path
 
 
 def _stage(path: str) -> tuple[int, int]:
@@ -445,17 +383,14 @@ def _state_of(root: Path) -> _TreeState:
     return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
 
 
-def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, ListedFile]:
+def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return what a mirror of the tree has to have at ``now``, by path below boot/.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
-        return {
-            path: ListedFile(path, (FileVersion(None, file.sha256, file.size),), ())
-            for path, file in expected(root).items()
-        }
+        return expected(root)
     found: list[MirrorFinding] = []
     with ThreadPoolExecutor(parallel, thread_name_prefix="list") as pool:
         reader = ListReader(boot, (), pool)
@@ -473,36 +408,37 @@ def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[
     for name in boot.names():
         if name.startswith(SIGNED):
             content = (root / BOOT / name).read_bytes()
-            files[name] = ListedFile(name, (FileVersion(None, digest_of(content), len(content)),), ())
+            files[name] = MirrorFile(
+                path=name, right=(FileVersion(None, digest_of(content), len(content)),), versions=()
+            )
     return files
 
 
-def _withheld(root: Path) -> dict[str, ListedFile]:
+def _withheld(root: Path) -> dict[str, MirrorFile]:
     """Return what a target has in place of one-time boots that the tree itself has, by path below boot/."""
     files = expected(root, as_target=True)
-    found = {path: ListedFile(path, (None,), ()) for path in expected(root).keys() - files.keys()}
-    for path, file in files.items():
-        if file.instead is not None:
-            right = (FileVersion(None, file.sha256, file.size),)
-            found[path] = ListedFile(path, right, (), contents={file.sha256: file.instead.decode()})
-    return found
+    gone = expected(root).keys() - files.keys()
+    found = {path: MirrorFile(path=path, right=(None,), versions=()) for path in gone}
+    return found | {path: file for path, file in files.items() if file.contents}
 
 
-def _right_file(root: Path, file: ListedFile) -> RightFile | None:
+def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
     version, path = file.right[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
     try:
-        content, modified = path.read_bytes(), path.stat().st_mtime
+        found = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
     except OSError:
-        content, modified = b"", 0.0
-    if digest_of(content) == version.sha256:
-        return RightFile(content, datetime.fromtimestamp(int(modified), UTC))
+        found = TargetFile(b"", 0)
+    if digest_of(found.content) == version.sha256:
+        return found
     state = read_state(root, file.server) if file.server is not None else None
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
-        return RightFile(texts[version.sha256].encode(), version.since or _EPOCH)
+        # No mirror has the time of a file that is of no transition.
+        since = int(version.since.timestamp()) if version.since is not None else 0
+        return TargetFile(texts[version.sha256].encode(), since)
     raise Overtaken(f"{path}: the tree does not have the version of now (let gitboot publish)")
 
 
@@ -518,8 +454,7 @@ class MirrorRecords:
         self._copied: bytes | None = None  # the head of a copied OUTPUT
         self._target: StoreTarget | None = None
         if store is not None:
-            claim = Claim(name, ledger=ledger, heir_of=lambda: None, writer="")
-            self._target = StoreTarget(name, claim, lambda: store)
+            self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
         """Return whether the mirror is a target of the tree's instance, and remember the records.
@@ -555,15 +490,6 @@ class MirrorRecords:
             found = self._store.get(HEAD)
             return found is not None and found.content == self._copied
         return self._target.is_as_observed()
-
-
-def tree_head(data: bytes | None, place: str) -> Head:
-    """Return the head of a published tree. Raises `PublishError`."""
-    if data is None:
-        raise PublishError(f"{place}: expected a tree that gitboot published, found no {HEAD}")
-    if (head := _tree_head(data)) is None:
-        raise PublishError(f"{place}: {HEAD} is not one of this version of gitboot (let gitboot publish again)")
-    return head
 
 
 def _tree_head(data: bytes) -> Head | None:

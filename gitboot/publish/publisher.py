@@ -7,15 +7,15 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, canonical
-from gitboot.publish.durable_files import OPEN, Disk, TreeModes, holds, is_there, make_root, staged
-from gitboot.publish.first_publication import check_room, check_room_for, fill, finish, rendered
-from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of
-from gitboot.publish.signed_list import ListAbout, Listings, ListKeys, SignedList, listing_in
+from gitboot.publish.durable_files import OPEN, Disk, TreeModes, adapt, holds, make_root, staged
+from gitboot.publish.first_publication import check_room, fill, finish
+from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of, render_shards
+from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, listing_in
 from gitboot.publish.tree_changes import (
     EndedWindows,
     NamedContent,
@@ -27,8 +27,8 @@ from gitboot.publish.tree_changes import (
     decide,
 )
 from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
-from gitboot.render.page import INDEX, SAID, script_of
-from gitboot.render.paths import File, Files, Stage, is_content, publication_stage
+from gitboot.render.page import script_of
+from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.status.work_progress import Told, counted, unheard
 
@@ -89,7 +89,7 @@ class Directory:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
             if modes is not OPEN:
-                disk.adapt()
+                adapt(root, modes)
             disk.remove(staged(PENDING))
             finish(disk)
             return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
@@ -106,9 +106,7 @@ class Directory:
     def __enter__(self) -> Directory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -120,7 +118,7 @@ class Directory:
         """
         with suppress(PublishError):
             is_same = self._left is None or self._disk.read(MANIFEST) == self._left
-            return is_same and not self._is_foreign and is_there(self._disk)
+            return is_same and not self._is_foreign and self._disk.is_there
         return False
 
     @property
@@ -131,7 +129,7 @@ class Directory:
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
         stands = self._disk.look(path)
-        if stands is not None and path not in self._tree.pending and holds(self._disk, path, stands, file.content):
+        if stands is not None and self.holds({path: file}):
             return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
 
@@ -149,7 +147,7 @@ class Directory:
             states=dict(self._tree.servers()),
             content=dict(self._named.by_server),
             shared=head.shared if head is not None else None,
-            has_page=INDEX in self._tree.shared(),
+            has_page=PAGE_INDEX in self._tree.shared(),
         )
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
@@ -201,7 +199,14 @@ class Directory:
             self._begin_anew()
         elif self._owed is not None and finish(self._disk):
             self._tree = Tree(self._disk)
-        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, parts=parts))
+        wanted = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
+        if self._owed is not None and not complete:
+            wanted = replace(
+                self._owed,
+                servers={**self._owed.servers, **servers},
+                shared=self._owed.shared if shared is None else shared,
+                parts=self._owed.parts.then(parts),
+            )
         self._owed = wanted
         self._is_foreign = True
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
@@ -210,10 +215,18 @@ class Directory:
         before = self._disk.read(MANIFEST)
         try:
             discard(self._disk, self._tree.pending)
-            begun = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
-            if begun is None:
-                self._owed = replace(wanted, servers=dict(wanted.servers.items()))
-            done, listings = begun or self._changed(self._owed, stamp, at)
+            filled = None
+            if is_bare(self._disk, self._tree):
+                filled = fill(self._disk, self._tree, wanted, stamp, at, self._told)
+            if filled is None:
+                wanted = self._owed = replace(wanted, servers=dict(wanted.servers.items()))
+                done, changed = self._change(wanted, stamp, at)
+                listings = {server: listing_in(wanted.servers.get(server), server) for server in changed}
+            else:
+                self._tree.settle(filled.head)
+                self._named.note_all(filled.content, complete=True)
+                done = Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
+                listings = dict(filled.listings)
         finally:
             self._disk.rest()
             self._told(1, 1)
@@ -228,7 +241,7 @@ class Directory:
         The next publication has to have the servers whose files were replaced. Raises `PublishError`; the next call
         tries again.
         """
-        if not is_there(self._disk):
+        if not self._disk.is_there:
             return EndedWindows((), None)
         try:
             return self._window_ends.end(self._disk, at, dated=at)
@@ -251,34 +264,24 @@ class Directory:
                 self._disk.rest()
         return self._list.expires
 
-    def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings] | None:
-        """What was written where no tree stood, and its listings; None where it cannot be moved to its place."""
-        check_room(self._disk.root, wanted)
-        if (filled := fill(self._disk, self._tree, wanted, stamp, at, self._told)) is None:
-            return None
-        self._tree.settle(filled.head)
-        self._named.note_all(filled.content, complete=True)
-        published = Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
-        return published, filled.listings
-
-    def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings]:
-        """What was done to a tree that stands, and the listings that changed."""
+    def _change(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Collection[str]]:
+        """Bring a tree that stands to what is wanted; return what was done, and the servers whose listings changed."""
         tree = self._tree
         changes = decide(self._disk, tree, self._named, wanted, self._indexed, at)
         self._indexed = changes.indexed
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if not (head == tree.head and changes.is_nothing and not tree.pending):
-            content, alike = _content(changes, wanted), _alike(changes, wanted)
+            written = set(changes.written)
+            found = {path: files[path].content for files in wanted for path in files.keys() & written}
+            content, alike = {path: found[path] for path in changes.written}, _alike(changes, wanted)
             if tree.stamp is None:  # a first publication that came to no end: this is what is left of it
                 others = {path for paths in alike.values() for path in paths}
-                check_room_for(self._disk.root, {path: content[path] for path in content.keys() - others})
+                check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
             change(self._disk, tree, changes, content, alike, manifest, self._told)
             tree.settle(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._named.note_all(changes.content, complete=wanted.complete)
-        return _published(changes), {
-            server: listing_in(wanted.servers.get(server), server) for server in changes.digests
-        }
+        return _published(changes), changes.digests.keys()
 
     def _begin_anew(self) -> None:
         """Go by what lies at the root by now."""
@@ -296,69 +299,24 @@ class Directory:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
-            for place, data in _said(self._disk, path, content).items():
-                if data is None:
-                    self._disk.remove(place)
-                else:
-                    self._disk.stage(place, data, at)
-                    self._disk.place(place)
+            name, on_page = ON_PAGE[path]
+            self._disk.stage(path, content, at)
+            self._disk.place(path)
+            if self._disk.look(PAGE_INDEX) is None:
+                self._disk.remove(on_page)
+            else:  # the page reads scripts
+                self._disk.stage(on_page, script_of(name, content), at)
+                self._disk.place(on_page)
         self._disk.rest()
-
-
-def _said(disk: Disk, path: str, content: bytes) -> dict[str, bytes | None]:
-    """Where a word on the tree is left; as a script too, where there is a page."""
-    name, on_page = SAID[path]
-    shown = script_of(name, content) if disk.look(INDEX) is not None else None
-    return {path: content, on_page: shown}
-
-
-def would_change(
-    servers: Mapping[str, Files],
-    shared: Files,
-    root: Path,
-    *,
-    ledger: str,
-    at: datetime,
-    heir_of: str | None = None,
-    parts: PartFiles = AS_IT_WAS,
-) -> Published:
-    """What a complete publication would do, without doing any of it. Raises as it does."""
-    wanted = Publication(servers=servers, shared=shared, complete=True, parts=parts)
-    if not root.exists():
-        paths = sorted(path for files in wanted for path in files)
-        return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
-    with closing(Disk(root)) as disk:
-        tree = Tree(disk)
-        _refuse_foreign(disk, tree, ledger, lambda: heir_of)
-        return _published(decide(disk, tree, NamedContent(), wanted, (), at))
-
-
-def _joined(owed: Publication | None, wanted: Publication) -> Publication:
-    """What is wanted now, and what is still owed."""
-    if owed is None or wanted.complete:
-        return wanted
-    return replace(
-        owed,
-        servers={**owed.servers, **wanted.servers},
-        shared=owed.shared if wanted.shared is None else wanted.shared,
-        parts=owed.parts.then(wanted.parts),
-    )
 
 
 def _published(changes: TreeChanges) -> Published:
     return Published(
-        written=changes.written,
-        withdrawn=changes.withdrawn,
-        expired=changes.expired,
+        written=tuple(changes.written),
+        withdrawn=tuple(changes.withdrawn),
+        expired=tuple(changes.expired),
         unchanged=changes.planned - len(changes.written),
     )
-
-
-def _content(changes: TreeChanges, wanted: Publication) -> dict[str, bytes]:
-    """What is written, by path, in its order."""
-    written = set(changes.written)
-    found = {path: files[path].content for files in wanted for path in files.keys() & written}
-    return {path: found[path] for path in changes.written}
 
 
 def _alike(changes: TreeChanges, wanted: Publication) -> dict[str, tuple[str, ...]]:
@@ -398,10 +356,11 @@ def change(
     """Replace file after file: content before what names it, the first scripts after it, the manifest last.
 
     ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
-    Raises PublishError; what it leaves then is between two versions, and ``tree`` knows of what.
+    ``told`` gets each file twice, since each costs something twice. Raises PublishError; what it leaves then is between
+    two versions, and ``tree`` knows of what.
     """
     batch = _batch(tree, changes)
-    joined, parted = rendered(changes.joined), rendered(changes.parted)
+    joined, parted = render_shards(changes.joined), render_shards(changes.parted)
     # By the states, whoever goes on from what is cut short finds whose all these are. PENDING among them says so.
     tree.begin({*changes.paths, *changes.beside, *batch, *manifest, PENDING})
     try:
@@ -409,7 +368,13 @@ def change(
         disk.sync()
         disk.place(PENDING)
         disk.sync()
-        _stage(disk, {**content, **batch, **joined, **manifest}, changes.at, alike, _half(told, 0))
+        _stage(
+            disk,
+            {**content, **batch, **joined, **manifest},
+            changes.at,
+            alike,
+            lambda done, total: told(done, 2 * total),
+        )
         disk.sync()
         _place(disk, (path for path in content if is_content(path)))
         disk.sync()
@@ -417,7 +382,8 @@ def change(
         states = set(changes.states)
         others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
         scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
-        _place(disk, counted([*changes.states, *(each for each in others if each not in scripts)], _half(told, 1)))
+        placed = [*changes.states, *(each for each in others if each not in scripts)]
+        _place(disk, counted(placed, lambda done, total: told(total + done, 2 * total)))
         if scripts:
             disk.sync()
             _place(disk, scripts)
@@ -475,11 +441,6 @@ def _stage(
             disk.stage(other, content, at, like=path)
 
 
-def _half(told: Told, half: int) -> Told:
-    """Who is told of one of the two times that each file costs something."""
-    return lambda done, total: told(half * total + done, 2 * total)
-
-
 def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     """The list of what is retired now, with what was in the same second; and one that was between two versions."""
     since = {changes.at} if changes.retired else set[datetime]()
@@ -531,9 +492,9 @@ class Looked:
         complete: bool,
         commit: str,  # noqa: ARG002 - as a Directory has it
         at: datetime,
-        parts: PartFiles,
+        parts: PartFiles = AS_IT_WAS,
     ) -> Published:
-        """Say what all that was given so far would do."""
+        """Return what a complete publication of all that was given so far would do. Raises as that does."""
         if complete:
             self._servers = {}
         for server, files in servers.items():
@@ -543,13 +504,13 @@ class Looked:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
         self._parts = self._parts.then(parts)
-        self.seen = would_change(
-            self._servers,
-            self._shared,
-            self._root,
-            ledger=self._ledger,
-            at=at,
-            heir_of=self._heir_of,
-            parts=self._parts,
-        )
+        wanted = Publication(servers=self._servers, shared=self._shared, complete=True, parts=self._parts)
+        if not self._root.exists():
+            paths = sorted(path for files in wanted for path in files)
+            self.seen = Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
+            return self.seen
+        with closing(Disk(self._root)) as disk:
+            tree = Tree(disk)
+            _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
+            self.seen = _published(decide(disk, tree, NamedContent(), wanted, (), at))
         return self.seen

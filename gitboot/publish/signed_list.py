@@ -165,8 +165,8 @@ def amend_list(
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
     rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
-    for target, listed in changed.items():
-        rewritten.setdefault(bin_of(target), {})[target] = listed
+    for target, each in changed.items():
+        rewritten.setdefault(bin_of(target), {})[target] = each
     for name, made in bins.items():
         if _expires_soon(made, now):
             rewritten.setdefault(name, {})
@@ -175,15 +175,29 @@ def amend_list(
         was = read_bin(name, bins[name]) if name in bins else {}
         targets = {target: each for target, each in {**was, **differing}.items() if each is not None}
         bins[name] = version
-        files[f"{SIGNED}{version}.{name}.json"] = _signed(_bin(targets, version), keys)
+        listed = {target: {"hashes": {"sha256": each.sha256}, "length": each.size} for target, each in targets.items()}
+        signed = {**_common("targets", version, _far(version)), "targets": listed}
+        files[f"{SIGNED}{version}.{name}.json"] = _signed(signed, keys)
     targets_version = keys.targets_version if keys is not None else None
     named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
     if named is None or _expires_soon(named.version, now):
-        snapshot = _signed(_snapshot(bins, targets_version, version), keys)
+        versions = {**({"targets": targets_version} if targets_version is not None else {}), **bins}
+        meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
+        snapshot = _signed({**_common("snapshot", version, _far(version)), "meta": meta}, keys)
         named = _Named(version, digest_of(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
-    files[LIST_TIMESTAMP] = _signed(_timestamp(named, version, expires, about, now), keys)
+    timestamp = {
+        **_common("timestamp", version, expires),
+        "gitboot": {
+            "commit": about.stamp.commit,
+            "made": format_instant(now.replace(microsecond=0)),
+            "manifest": about.manifest,
+            "version": about.stamp.gitboot,
+        },
+        "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
+    }
+    files[LIST_TIMESTAMP] = _signed(timestamp, keys)
     state = ListState(
         version=version,
         snapshot=named,
@@ -203,28 +217,6 @@ def _expires_soon(version: int, now: datetime) -> bool:
 
 def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
-
-
-def _bin(targets: Targets, version: int) -> dict[str, Any]:
-    named = {name: {"hashes": {"sha256": each.sha256}, "length": each.size} for name, each in targets.items()}
-    return {**_common("targets", version, _far(version)), "targets": named}
-
-
-def _snapshot(bins: Mapping[str, int], targets: int | None, version: int) -> dict[str, Any]:
-    versions = {**({"targets": targets} if targets is not None else {}), **bins}
-    meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
-    return {**_common("snapshot", version, _far(version)), "meta": meta}
-
-
-def _timestamp(snapshot: _Named, version: int, expires: datetime, about: ListAbout, now: datetime) -> dict[str, Any]:
-    named = {"hashes": {"sha256": snapshot.sha256}, "length": snapshot.size, "version": snapshot.version}
-    made = {
-        "commit": about.stamp.commit,
-        "made": format_instant(now.replace(microsecond=0)),
-        "manifest": about.manifest,
-        "version": about.stamp.gitboot,
-    }
-    return {**_common("timestamp", version, expires), "gitboot": made, "meta": {"snapshot.json": named}}
 
 
 def _far(version: int) -> datetime:
@@ -328,7 +320,7 @@ class SignedList:
                 found = amended(before, self._changed, read_bin=partial(_read_bin, disk, keys))
         if found is None:
             changed = self._changed if self._from is None else _all_targets(disk, tree)
-            found = amended(None, {**changed, **shared_target}, read_bin=_read_nothing)
+            found = amended(None, {**changed, **shared_target}, read_bin=lambda *_: {})
         state, files = found
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
@@ -421,10 +413,6 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
     return False
 
 
-def _read_nothing(_name: str, _version: int) -> Targets:
-    return {}
-
-
 def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
     """Return the listing of each server, from the states that the manifest lists."""
     found: dict[str, ListedFile | None] = {}
@@ -500,7 +488,9 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
-    keyid = _keyid(key.public_key().public_bytes_raw())
+    public = key.public_key().public_bytes_raw().hex()
+    # As python-tuf makes it: the sha256 of the canonical JSON of the key.
+    keyid = digest_of(canonical({"keytype": "ed25519", "keyval": {"public": public}, "scheme": "ed25519"}))
     roots, targets = numbered(folder, ROOTS), numbered(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
@@ -546,9 +536,3 @@ def numbered(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
         return {number: path.read_bytes() for number, path in found.items()}
     except OSError as error:
         raise KeyUnreadable(f"{folder} cannot be read: {error.strerror}") from None
-
-
-def _keyid(public: bytes) -> str:
-    """Return the identifier of an Ed25519 key as python-tuf makes it: the sha256 of the key's canonical JSON."""
-    key = {"keytype": "ed25519", "keyval": {"public": public.hex()}, "scheme": "ed25519"}
-    return sha256(canonical(key)).hexdigest()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
-from itertools import islice
-from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import digest_of
-from gitboot.publish.mirror_comparison import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorFault,
+    MirrorFile,
+    MirrorFinding,
+    MirrorReport,
+    WebMirror,
+    compare_files,
+    sorted_findings,
+    threads,
+)
 from gitboot.publish.signed_list_reader import (
     DAMAGED,
     MAX_TARGETS_BYTES,
@@ -37,8 +45,6 @@ from gitboot.publish.signed_list_reader import (
     versions_around,
 )
 
-_BATCH: Final = 4096  # files that are given to threads at a time
-_LATER: Final = "it counts at another time"
 _INCOMPLETE: Final = (
     "the list names another version of this listing: a publication or a copy has not ended, or somebody has changed "
     "the mirror. Run the command again; if this finding stays, let gitboot publish and the mirror copy again"
@@ -52,59 +58,8 @@ _LIST_FAULTS: Final = {
 }
 
 
-class ListedMirror(Protocol):
-    """A copy of boot/ with its signed list. Many threads may read it at once."""
-
-    def get(self, path: str, max_bytes: int, /) -> bytes | None:
-        """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
-
-    def names(self) -> Collection[str] | None:
-        """Return the paths of all files, or None if they cannot be listed."""
-
-    def cached(self) -> Iterator[MirrorFinding]:
-        """Yield what shows that a cache answers with what it stored."""
-
-    def reads(self, path: str, /) -> bool:
-        """Return whether a path may be fetched."""
-
-    def read(self, path: str, sizes: Collection[int], /) -> MirrorAnswer:
-        """Return what is answered for a path, read if it has one of these sizes, in bytes."""
-
-    def besides(self, files: Collection[str], /) -> Iterator[MirrorFinding]:
-        """Yield what is there besides these files."""
-
-
-class ListedFile(NamedTuple):
-    """A file of a listing at one time."""
-
-    path: str  # below boot/
-    right: tuple[FileVersion | None, ...]  # what it may be now, the version of now first; None: absent
-    versions: tuple[FileVersion, ...]  # all that the list names
-    server: str | None = None  # whose file it is; None: it belongs to no server
-    contents: Mapping[str, str] = MappingProxyType({})  # texts of the listing, by sha256
-
-
-class _Judged(NamedTuple):
-    """What a path of a mirror turns out to be."""
-
-    finding: MirrorFinding | None
-    is_turning: bool = False  # whether it is right, and is the version before or after the one of now
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirrorReport:
-    """A mirror as it compares with its list."""
-
-    signed: SignedList | None  # None: there is no list that can be read
-    findings: tuple[MirrorFinding, ...]  # sorted by path
-    files: int  # that the list names, those included whose paths have tokens
-    unread: tuple[str, ...]  # paths that only machines fetch
-    hidden: int  # files whose path the list does not show
-    turning: tuple[str, ...]  # paths that are about to turn, or have just turned
-
-
 def compare_with_list(
-    mirror: ListedMirror,
+    mirror: FolderMirror | WebMirror,
     keys: Collection[bytes],
     now: datetime,
     *,
@@ -117,13 +72,13 @@ def compare_with_list(
     ``keys`` are public keys of the list's root; without keys its signatures are not checked. If the list is replaced
     meanwhile, the paths with findings are compared again. Raises `HostUnreachable`.
     """
-    with ThreadPoolExecutor(parallel, thread_name_prefix="mirror") as pool:
+    with threads(parallel) as pool:
         found = [*mirror.cached()]
         reader = ListReader(mirror, keys, pool)
         if (signed := reader.read(found)) is None:
             if mirror.names() is None:
                 found += mirror.besides(())
-            return MirrorReport(signed=None, findings=_sorted(found), files=0, unread=(), hidden=0, turning=())
+            return MirrorReport(findings=sorted_findings(found), files=0, unread=(), turning=())
         if signed.expires <= now:
             until = f"was to be renewed before {format_instant(signed.expires)}"
             message = f"{SIGNED}{signed.expiring} {until}, and the clock of this host shows {format_instant(now)}"
@@ -136,45 +91,28 @@ def compare_with_list(
             found.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
         files, hidden = reader.files(signed, now, listed)
-        read = {path: file for path, file in files.items() if mirror.reads(path)}
-        begun(len(read))
-        compared = [*mirror.besides(files)]
-        turning = set[str]()
-        for file, judged in _judged(mirror, read.values(), pool, done):
-            compared += [judged.finding] if judged.finding is not None else []
-            turning |= {file.path} if judged.is_turning else set()
-        is_wrong = bool(listed or compared)
-        if is_wrong and (newer := reader.read([])) is not None and newer.version != signed.version:
-            listed = []
-            again, _ = reader.files(newer, now, listed)
-            changed = {path for each in compared if again.get(path := each.path) != files.get(path)}
-            compared = [each for each in compared if each.path not in changed]
-            changed |= {path for path in again.keys() - files.keys() if mirror.reads(path)}
-            for _, judged in _judged(mirror, (again[path] for path in sorted(changed & again.keys())), pool, _ignore):
-                compared += [judged.finding] if judged.finding is not None else []
-    return MirrorReport(
-        signed=signed,
-        findings=_sorted([*found, *listed, *compared]),
-        files=len(files) + hidden,
-        unread=tuple(sorted(files.keys() - read.keys())),
+
+        def look_again(is_wrong: bool) -> dict[str, MirrorFile] | None:
+            newer = reader.read([]) if is_wrong or listed else None
+            if newer is None or newer.version == signed.version:
+                return None
+            listed.clear()
+            return reader.files(newer, now, listed)[0]
+
+        report = compare_files(mirror, files, look_again, pool, begun, done)
+    return replace(
+        report,
+        findings=sorted_findings([*found, *listed, *report.findings]),
+        files=report.files + hidden,
         hidden=hidden,
-        turning=tuple(sorted(turning)),
+        signed=signed,
     )
-
-
-def _ignore(_: int) -> None:
-    """Count no progress."""
-
-
-def _sorted(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
-    return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class ListReader:
     """Reads the list of a mirror, and notes what is wrong with it."""
 
-    def __init__(self, mirror: ListedMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, mirror: FolderMirror | WebMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
         self._mirror, self._keys, self._pool = mirror, keys, pool
 
     def read(self, found: list[MirrorFinding]) -> SignedList | None:
@@ -194,9 +132,9 @@ class ListReader:
     def _get(self, name: str, max_bytes: int) -> bytes | None:
         return self._mirror.get(f"{SIGNED}{name}", max_bytes)
 
-    def files(self, signed: SignedList, now: datetime, found: list[MirrorFinding]) -> tuple[dict[str, ListedFile], int]:
+    def files(self, signed: SignedList, now: datetime, found: list[MirrorFinding]) -> tuple[dict[str, MirrorFile], int]:
         """Return the files of all listings, by path, sorted, and how many files have no path that is shown."""
-        files: dict[str, ListedFile] = {}
+        files: dict[str, MirrorFile] = {}
         hidden, names = 0, self._mirror.names()
         by_digest = {hashed_path(path): path for path in names or ()}
         for listing, finding in self._pool.map(lambda name: self._listing(signed, name), sorted(signed.targets)):
@@ -243,67 +181,23 @@ class ListReader:
         return None
 
 
-def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> ListedFile:
+def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
     """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
     right, end = versions_around(versions, now), listing.end
     if end is None or path not in end.files or end.since > now + TOLERANCE:
-        return ListedFile(path, right, versions, listing.server, listing.contents)
+        return MirrorFile(path=path, right=right, versions=versions, server=listing.server, contents=listing.contents)
     ended = end.files[path] if end.files[path].sha256 is not None else None
-    return ListedFile(path, (*right, ended), (*versions, end.files[path]), listing.server, listing.contents)
+    return MirrorFile(
+        path=path,
+        right=(*right, ended),
+        versions=(*versions, end.files[path]),
+        server=listing.server,
+        contents=listing.contents,
+    )
 
 
 def _finding(problem: ListProblem) -> MirrorFinding:
     return MirrorFinding(path=problem.path, fault=_LIST_FAULTS[problem.fault], message=problem.message)
-
-
-def _judged(
-    mirror: ListedMirror, files: Iterable[ListedFile], pool: ThreadPoolExecutor, done: Callable[[int], None]
-) -> Iterator[tuple[ListedFile, _Judged]]:
-    def look(file: ListedFile) -> _Judged:
-        sizes = {each.size_bytes for each in file.versions}
-        return judge_listed(file, mirror.read(file.path, sizes or {0}))
-
-    left = iter(files)
-    while batch := list(islice(left, _BATCH)):
-        for file, judged in zip(batch, pool.map(look, batch), strict=True):
-            done(1)
-            yield file, judged
-
-
-def judge_listed(file: ListedFile, answer: MirrorAnswer) -> _Judged:
-    """Return what is wrong with an answer for a file that the list names."""
-    is_absent = answer.status in (404, 410)
-    if is_absent and None in file.right:
-        return _Judged(None, is_turning=file.right[0] is not None)
-    present = [each for each in file.right if each is not None]
-    if not present:
-        return _Judged(judge_absence(file.path, answer, _LATER))
-    version = next((each for each in present if _is(each, answer)), present[0])
-    finding = judge(_mirror_file(file.path, version), answer)
-    if finding is None:
-        return _Judged(None, is_turning=version != file.right[0])
-    other = next((each for each in file.versions if each not in present and _is(each, answer)), None)
-    if finding.fault is MirrorFault.WRONG and other is not None:
-        message = f"it has the version {_times_of(other, file.versions)}"
-        return _Judged(MirrorFinding(path=file.path, fault=MirrorFault.STALE, message=message))
-    return _Judged(finding)
-
-
-def _is(version: FileVersion, answer: MirrorAnswer) -> bool:
-    return version.sha256 is not None and answer.sha256 == version.sha256
-
-
-def _mirror_file(path: str, version: FileVersion) -> MirrorFile:
-    assert version.sha256 is not None  # noqa: S101 - a version that is present has a digest
-    return MirrorFile(path=path, sha256=version.sha256, size=version.size_bytes, modified=None)
-
-
-def _times_of(version: FileVersion, versions: tuple[FileVersion, ...]) -> str:
-    """Return from when until when a version counts."""
-    number = versions.index(version)
-    until = versions[number + 1].since if number + 1 < len(versions) else None
-    since = f"from {format_instant(version.since)}" if version.since is not None else ""
-    return " ".join(filter(None, (since, f"until {format_instant(until)}" if until is not None else ""))) or "of before"
 
 
 def signature_of(signed: SignedList) -> str:

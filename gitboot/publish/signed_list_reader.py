@@ -575,7 +575,8 @@ def _list_of(
         meta = timestamp.signed["meta"]["snapshot.json"]
         versions = (timestamp.signed["version"], check_count(meta["version"], 1))
         signers = root.roles["timestamp"].keys.values() if root is not None else ()
-        newest = Seen(root.version if root is not None else 0, versions[0], versions[1], _texts(signers))
+        signing = frozenset(key.hex() for key in signers)
+        newest = Seen(root.version if root is not None else 0, versions[0], versions[1], signing)
         _check_is_newer(newest, seen)
         snapshot = reading.named("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
         if root is not None:
@@ -615,10 +616,6 @@ def _list_of(
         raise _damaged(TIMESTAMP, error) from error
 
 
-def _texts(keys: Iterable[bytes]) -> FrozenSet[str]:
-    return frozenset(key.hex() for key in keys)
-
-
 def _check_is_newer(newest: Seen, seen: Optional[Seen]) -> None:
     """Reject a list that is older than one that was accepted: TUF, 5.4.3 and 5.5.5.
 
@@ -634,6 +631,7 @@ def _check_is_newer(newest: Seen, seen: Optional[Seen]) -> None:
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
+_TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
 _BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
 
 
@@ -662,16 +660,9 @@ def _read_bin(
     for target, each in metadata.signed["targets"].items():
         digest = each["hashes"]["sha256"]
         _hexadecimal(digest, 32)
-        if hashlib.sha256(_checked_target(target).encode("utf-8")).hexdigest()[:2] != number.group(1):
+        if not _TARGET.match(target):
+            raise ValueError(f"no listing is called {target!r}")
+        if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
             raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
         found[target] = Target(digest, check_count(each["length"], 0))
     return metadata, found
-
-
-_TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
-
-
-def _checked_target(name: str) -> str:
-    if not _TARGET.match(name):
-        raise ValueError(f"no listing is called {name!r}")
-    return name

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
@@ -39,8 +38,11 @@ from gitboot.publish.manifest import (
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
 from gitboot.publish.tree_reader import LOCK, Tree, check_path, damaged
 from gitboot.render.endpoint_files import Listed, PublishedServer, Turn, outline, parse, server_of, state_path, turn_of
-from gitboot.render.paths import BOOT, File, Files, is_content
-from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles, is_of_part
+from gitboot.render.paths import BOOT, File, Files, is_content, is_of_part
+from gitboot.render.plan_and_record_files import (
+    AS_IT_WAS,
+    PartFiles,
+)
 from gitboot.text import some
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
@@ -77,26 +79,27 @@ class Publication:
         return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class TreeChanges:
     """What one publication does; paths are sorted, but for states."""
 
     at: datetime  # UTC, in whole seconds
-    digests: Mapping[str, str | None]  # of the states that the manifest lists anew, by server; None: no more
-    shared: Mapping[str, Listed] | None  # what the manifest says of shared files; None: what it says now
-    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name from now on
-    planned: int  # files that were looked at
-    written: tuple[str, ...]
-    states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
-    beside: tuple[str, ...]  # states that stand, of servers of which something else is written
-    withdrawn: tuple[str, ...]
-    retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
-    expired: tuple[str, ...]  # content that has stayed for GRACE
-    batches: tuple[datetime, ...]  # whose lists of retired content are done with
-    passed_on: tuple[str, ...]  # content that who named it names no more, and that stays because others do
-    joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
-    parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
-    indexed: frozenset[Pair]  # what the index may have until the publication ends
+    # The digests of the states that the manifest lists anew, by server; None: no more.
+    digests: dict[str, str | None] = field(default_factory=dict)
+    shared: Mapping[str, Listed] | None = None  # what the manifest says of shared files; None: what it says now
+    content: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the entries of each server name then
+    planned: int = 0  # files that were looked at
+    written: list[str] = field(default_factory=list)
+    states: Sequence[str] = ()  # of those written, in the order in which no identity is without its server
+    beside: Sequence[str] = ()  # states that stand, of servers of which something else is written
+    withdrawn: list[str] = field(default_factory=list)
+    retired: list[str] = field(default_factory=list)  # content that leaves the tree, and stays for GRACE
+    expired: Sequence[str] = ()  # content that has stayed for GRACE
+    batches: Sequence[datetime] = ()  # whose lists of retired content are done with
+    passed_on: Sequence[str] = ()  # content that who named it names no more, and that stays because others do
+    joined: Mapping[str, Shard] = field(default_factory=dict)  # shards of the index that have who came, and who goes
+    parted: Mapping[str, Shard] = field(default_factory=dict)  # and then without these; empty: the shard goes
+    indexed: frozenset[Pair] = frozenset()  # what the index may have until the publication ends
 
     @property
     def paths(self) -> set[str]:
@@ -113,7 +116,7 @@ class NamedContent:
     """Which content each server names: it goes when nobody does any more."""
 
     def __init__(self) -> None:
-        self._by_server: dict[str, tuple[str, ...]] = {}
+        self.by_server: dict[str, tuple[str, ...]] = {}  # what each names that names any
         self._counts = Counter[str]()
 
     def __contains__(self, path: str) -> bool:
@@ -121,30 +124,25 @@ class NamedContent:
 
     def note(self, server: str, paths: tuple[str, ...]) -> None:
         """What ``server`` names from now on."""
-        for path in self._by_server.pop(server, ()):
+        for path in self.by_server.pop(server, ()):
             self._counts[path] -= 1
             if not self._counts[path]:
                 del self._counts[path]
         self._counts.update(paths)
         if paths:
-            self._by_server[server] = paths
+            self.by_server[server] = paths
 
     def note_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
         """What each of these names from now on; ``complete``: no other names any."""
         if complete:
-            self._by_server.clear()
+            self.by_server.clear()
             self._counts.clear()
         for server, paths in content.items():
             self.note(server, paths)
 
-    @property
-    def by_server(self) -> Mapping[str, tuple[str, ...]]:
-        """What each names that names any."""
-        return self._by_server
-
     def by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Those of ``paths`` that a server names which is none of ``servers``."""
-        own = Counter(path for server in servers for path in self._by_server.get(server, ()))
+        own = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own[path]}
 
 
@@ -167,61 +165,52 @@ def decide(
     decision.compare()
     decision.withdraw()
     decision.expire()
-    return decision.changes(frozenset(indexed))
+    decision.index(indexed)
+    return decision.changes
 
 
 class _Decision:
     """Changes in the making."""
 
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
-        self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
-        self._digests: dict[str, str | None] = {}
-        self._shared: Mapping[str, Listed] | None = None
-        self._content: dict[str, tuple[str, ...]] = {}
+        self._disk, self._tree, self._named, self._wanted = disk, tree, named, wanted
+        self.changes = TreeChanges(at=at)
         self._suspects: dict[str, File] = {}  # planned files that may not stand
-        self._planned = 0
         self._owned: set[str] = set()  # what these servers had
         self._given_up: set[str] = set()  # content that these servers had, and have no more
         self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
         self._gone: set[Pair] = set()
         self._come: set[Pair] = set()
-        self._written: list[str] = []
-        self._withdrawn: list[str] = []
-        self._retired: list[str] = []
-        self._expired: list[str] = []
-        self._batches: list[datetime] = []
-        self._passed_on: list[str] = []
 
     # What may have changed
 
     def look(self) -> None:
-        for server, digest in self._listed():
-            files = self._wanted.servers.get(server)
-            if files is None:
-                self._take_leave(server)
-            else:
-                self._look_at(server, files, digest)
-        if self._wanted.shared is not None or not self._wanted.parts.is_as_it_was:
-            self._look_at_shared(self._wanted.no_servers)
-
-    def _listed(self) -> Iterator[tuple[str, str | None]]:
-        """Each server in question, with the digest that the manifest has of its state."""
-        if not self._wanted.complete:
-            yield from ((server, self._tree.digest(server)) for server in self._wanted.servers)
-            return
-        listed = dict(self._tree.servers())
-        cut_short = (server_of(path) for path in self._tree.pending_files)
-        for server in sorted({*self._wanted.servers, *listed, *(each for each in cut_short if each is not None)}):
-            yield server, listed.get(server)
+        wanted = self._wanted
+        listed = dict(self._tree.servers()) if wanted.complete else {}
+        servers: Iterable[str] = wanted.servers
+        if wanted.complete:
+            cut_short = (server_of(path) for path in self._tree.pending_files)
+            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
+        for server in servers:
+            files = wanted.servers.get(server)
+            if files is not None:
+                self._look_at(server, files, listed.get(server) if wanted.complete else self._tree.digest(server))
+                continue
+            self.changes.content[server] = ()
+            if (digest := self._tree.digest(server)) is not None:
+                self.changes.digests[server] = None
+            self._note_before(server, digest)
+        if wanted.shared is not None or not wanted.parts.is_as_it_was:
+            self._look_at_shared(wanted.no_servers)
 
     def _look_at(self, server: str, files: Files, digest: str | None) -> None:
         path = state_path(server)
         now = files[path].sha256
-        self._planned += len(files)
-        self._content[server] = tuple(filter(is_content, files))
+        self.changes.planned += len(files)
+        self.changes.content[server] = tuple(filter(is_content, files))
         self._identities[server] = outline(files[path].content).identities
         if now != digest:
-            self._digests[server] = now
+            self.changes.digests[server] = now
         if self._wanted.complete and now == digest:
             differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
             self._owned.update(differing)
@@ -232,12 +221,6 @@ class _Decision:
         if now == digest:  # somebody doubts that all stands
             indexed = frozenset()
         self._come |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
-
-    def _take_leave(self, server: str) -> None:
-        self._content[server] = ()
-        if (digest := self._tree.digest(server)) is not None:
-            self._digests[server] = None
-        self._note_before(server, digest)
 
     def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
         """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
@@ -260,10 +243,10 @@ class _Decision:
         before = self._tree.shared()
         now = self._wanted.shares(before)
         if now != before:
-            self._shared = now
-        self._planned += len(files)
+            self.changes.shared = now
+        self.changes.planned += len(files)
         if self._wanted.shared is not None:
-            self._content[SHARED] = tuple(filter(is_content, files))
+            self.changes.content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
         self._given_up.update(_given_up(before, now))
         differing = files
@@ -293,11 +276,14 @@ class _Decision:
             if path not in self._tree.pending and holds(self._disk, path, stands, file.content):
                 continue
             if stands is None or (is_file(stands) and any(path in each for each in ours)):
-                self._written.append(path)
+                self.changes.written.append(path)
             else:
                 in_the_way.add(path)
         if in_the_way:
-            raise _obstructed(self._disk, sorted(in_the_way))
+            shown = some([str(self._disk.root / path) for path in sorted(in_the_way)], _SHOWN)
+            raise PublishError(
+                f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)"
+            )
 
     # What goes
 
@@ -306,10 +292,10 @@ class _Decision:
             if not _is_file_at(self._disk, path):
                 continue
             if not is_content(path):
-                self._withdrawn.append(path)
+                self.changes.withdrawn.append(path)
             elif path in self._owned or path not in self._tree.retired:
-                self._retired.append(path)
-        self._passed_on = sorted(self._given_up.difference(self._retired))
+                self.changes.retired.append(path)
+        self.changes.passed_on = sorted(self._given_up.difference(self.changes.retired))
 
     def _left_over(self, paths: set[str]) -> set[str]:
         """Those of ``paths`` that nobody has from now on."""
@@ -318,56 +304,39 @@ class _Decision:
         if paths:
             shared = self._wanted.shares(self._tree.shared())
             paths = {path for path in paths if path not in shared}
-        return paths if self._wanted.complete else paths - self._named.by_others(self._content, paths)
+        return paths if self._wanted.complete else paths - self._named.by_others(self.changes.content, paths)
 
     def expire(self) -> None:
         """Content that is named again stays; the list that has it is done with all the same."""
-        self._batches = sorted(since for since in self._tree.batches if since + GRACE <= self._at)
-        over = {path for path, since in self._tree.retired.items() if since in self._batches}
-        retired = set(self._retired)
+        self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
+        over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
+        retired = set(self.changes.retired)
         left = self._left_over(over) - retired
-        self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
+        self.changes.expired = sorted(path for path in left if _is_file_at(self._disk, path))
 
     # The index
 
-    def changes(self, also: frozenset[Pair]) -> TreeChanges:
-        indexed = self._gone | self._come | also
+    def index(self, also: Collection[Pair]) -> None:
+        """Decide what changes in the index, and in which order states do."""
+        changes, indexed = self.changes, self._gone.union(self._come, also)
         gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
-        joined: Mapping[str, Shard]
-        parted: Mapping[str, Shard]
+        changes.indexed = frozenset(indexed)
         if self._wanted.complete:
-            joined, parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
+            changes.joined, changes.parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
         else:
-            joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
+            changes.joined, changes.parted = reindexed(self._disk, gone, self._come, self._tree.pending)
         # A state that claims what another gives up comes first, so that there is always one that does.
         given_up = {identity for identity, _ in gone}
         claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
-        states = [path for path in self._written if server_of(path) is not None]
-        return TreeChanges(
-            at=self._at,
-            digests=self._digests,
-            shared=self._shared,
-            content=self._content,
-            planned=self._planned,
-            written=tuple(self._written),
-            states=tuple(sorted(states, key=lambda path: path not in claimed)),
-            beside=tuple(_beside(self._wanted.servers, {*self._written})),
-            withdrawn=tuple(self._withdrawn),
-            retired=tuple(self._retired),
-            expired=tuple(self._expired),
-            batches=tuple(self._batches),
-            passed_on=tuple(self._passed_on),
-            joined=joined,
-            parted=parted,
-            indexed=frozenset(indexed),
+        states = [path for path in changes.written if server_of(path) is not None]
+        changes.states = sorted(states, key=lambda path: path not in claimed)
+        written = set(changes.written)
+        beside = (
+            state_path(server)
+            for server, files in self._wanted.servers.items()
+            if files is not None and not written.isdisjoint(files)
         )
-
-
-def _beside(servers: Mapping[str, Files | None], written: set[str]) -> Iterator[str]:
-    for server, files in servers.items():
-        path = state_path(server)
-        if files is not None and path not in written and not written.isdisjoint(files):
-            yield path
+        changes.beside = [path for path in beside if path not in written]
 
 
 def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
@@ -379,11 +348,6 @@ def _is_file_at(disk: Disk, path: str) -> bool:
         return is_file(disk.look(path))
     except InTheWay:
         return False
-
-
-def _obstructed(disk: Disk, paths: list[str]) -> PublishError:
-    shown = some([str(disk.root / path) for path in paths], _SHOWN)
-    return PublishError(f"expected nothing or a file of gitboot's own, found something else at {shown} (move it away)")
 
 
 Shards = dict[str, Shard]  # by path
@@ -419,7 +383,9 @@ def reindexed_wholly(
     joined: Shards = {}
     parted: Shards = {}
     for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
-        before = _shard(disk, path)
+        before = None  # there is none, or something that is none
+        with suppress(ValueError):
+            before = parse_shard(disk.read(path) or b"")
         after = wanted.get(path, {})
         if before is not None and before == after and after and path not in pending:
             continue
@@ -429,14 +395,6 @@ def reindexed_wholly(
         if after != union or not after:
             parted[path] = after
     return joined, parted
-
-
-def _shard(disk: Disk, path: str) -> Shard | None:
-    """A shard as it stands; None where there is none, or something that is none."""
-    try:
-        return parse_shard(disk.read(path) or b"")
-    except ValueError:
-        return None
 
 
 def _by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
@@ -473,11 +431,13 @@ def amended(
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
         top[node] = _amend(parts, node_path(node), before[node], changes)
-    head = Head(
-        stamp=stamp,
-        nodes=_changed(tree.head.nodes if tree.head else {}, top),
-        shared=_amend_shared(parts, tree, shared),
-    )
+    listing = tree.head.shared if tree.head else None
+    if shared is None and MANIFEST_SHARED in tree.pending:
+        shared = tree.shared()
+    if shared is not None:
+        parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
+        listing = digest_of(data) if data is not None else None
+    head = Head(stamp=stamp, nodes=_changed(tree.head.nodes if tree.head else {}, top), shared=listing)
     return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
@@ -488,15 +448,6 @@ def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[
     return digest_of(data) if data is not None else None
 
 
-def _amend_shared(parts: Parts, tree: Tree, shared: Mapping[str, Listed] | None) -> str | None:
-    if shared is None and MANIFEST_SHARED in tree.pending:
-        shared = tree.shared()
-    if shared is None:
-        return tree.head.shared if tree.head else None
-    parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
-    return digest_of(data) if data is not None else None
-
-
 def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
     now = {**before, **changes}
     return {name: digest for name, digest in now.items() if digest is not None}
@@ -504,7 +455,6 @@ def _changed(before: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
-_FILE_MODE: Final = 0o666  # the bits of a folder's permissions that its files have, too
 # `WindowEnds` reads all states during at most one of so many seconds.
 _IF_CHANGED: Final = 20
 _IF_UNCHANGED: Final = 200
@@ -559,14 +509,21 @@ class WindowEnds:
         Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
         """
         began_s, version, reads_all = self._monotonic(), _version(disk.root), self._reads_all(disk.root)
-        due = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
+        due = sorted(name for name, end in self._ends.items() if end <= at)
+        if reads_all:
+            named = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+            due = [name for name in named if name is not None]
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         settled: dict[str, datetime | None] = {}  # when each server is due next, if that does not wait for its files
         after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
         try:
             for name in due:
-                state = _state_with_windows(disk, name)
+                state: PublishedServer | None = None
+                data = disk.read(state_path(name))
+                if data is not None and _IN_WINDOW in data:
+                    with suppress(ValueError):  # the next publication replaces a damaged state
+                        state = parse(data)
                 files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
                 next_turn = _next_turn(state, at) if state is not None else None
                 if files:
@@ -620,39 +577,16 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         return EndedWindows((), None)
     if not ends.is_due(root, at):
         return EndedWindows((), ends.next_end)
-    with closing(Disk(root, _modes(root))) as disk:
+    try:
+        modes = TreeModes.of_folder((root / BOOT).stat())
+    except OSError as error:
+        raise PublishError(f"{root / BOOT}: {error.strerror}") from error
+    with closing(Disk(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
         # At the end of a window, another host may publish a boot at the same path with the date of this second. An
         # access log of this host must not count as evidence of that boot.
         return ends.end(disk, at, _A_SECOND_LATER)
-
-
-def _modes(root: Path) -> TreeModes:
-    """Return the permissions of the tree."""
-    try:
-        found = (root / BOOT).stat()
-    except OSError as error:
-        raise PublishError(f"{root / BOOT}: {error.strerror}") from error
-    folder = S_IMODE(found.st_mode) & 0o777
-    return TreeModes(folder=folder, file=folder & _FILE_MODE, group=found.st_gid)
-
-
-def _server_names(disk: Disk) -> list[str]:
-    """Return the names of the servers that have a state, sorted."""
-    found = (server_of(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
-    return [name for name in found if name is not None]
-
-
-def _state_with_windows(disk: Disk, name: str) -> PublishedServer | None:
-    """Return the state of a server if it has windows. The next publication replaces a damaged state."""
-    data = disk.read(state_path(name))
-    if data is None or _IN_WINDOW not in data:
-        return None
-    try:
-        return parse(data)
-    except ValueError:
-        return None
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
@@ -50,12 +50,12 @@ from gitboot.render.endpoint_files import (
     server_of,
     state_path,
 )
-from gitboot.render.page import INDEX, SAID
-from gitboot.render.paths import BOOT, is_content
-from gitboot.render.plan_and_record_files import RECORDS, is_of_part
-from gitboot.resolve.provisioning_record import Record, imported
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_of_part
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.conditions import remedy
+
+if TYPE_CHECKING:
+    from gitboot.resolve.provisioning_record import Record
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -63,7 +63,7 @@ PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
-_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
+_SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -245,43 +245,26 @@ def verify(root: Path) -> tuple[Difference, ...]:
     return tuple(sorted(set(differences), key=lambda difference: difference.path))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Whole:
-    """All that a tree says of itself."""
+class _WholeTree:
+    """All that a tree says of itself, from the head to the files, and what is not as it is said above."""
 
-    manifest: Manifest
-    identities: Mapping[str, tuple[str, ...]]  # by server
-    differences: list[Difference]  # parts of the manifest, and states, that are not what is said above them
-    is_settled: bool  # whether no publication is under way or was cut short
-
-
-class _Reading:
-    """A manifest on its way from the head to the files, with what is not as it is said above."""
-
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.differences: list[Difference] = []
-        self.files: dict[str, Listed] = {}
-        self.identities: dict[str, tuple[str, ...]] = {}
-
-    def read(self, head: Head) -> None:
+        self.differences: list[Difference] = []  # parts of the manifest, and states
+        self.identities: dict[str, tuple[str, ...]] = {}  # by server
+        files: dict[str, Listed] = {}
         for node, node_digest in head.nodes.items():
-            for leaf, leaf_digest in self._digests(node_path(node), node_digest).items():
-                for server, digest in self._digests(leaf_path(node, leaf), leaf_digest).items():
-                    self._server(server, digest)
+            for leaf, leaf_digest in (self._part(node_path(node), node_digest, parse_digests) or {}).items():
+                states = self._part(leaf_path(node, leaf), leaf_digest, parse_digests) or {}
+                for server, digest in states.items():
+                    path = state_path(server)
+                    if (state := self._part(path, digest, parse)) is not None:
+                        files |= {**state.files, path: Listed(digest, disk.size(path) or 0)}
+                        self.identities[server] = state.identities
         if head.shared is not None:
-            self.files |= self._part(SHARED, head.shared, parse_listing) or {}
-
-    def _server(self, server: str, digest: str) -> None:
-        path = state_path(server)
-        state = self._part(path, digest, parse)
-        if state is not None:
-            size = self._disk.size(path)
-            self.files |= {**state.files, path: Listed(digest, size or 0)}
-            self.identities[server] = state.identities
-
-    def _digests(self, path: str, expected: str) -> Digests:
-        return self._part(path, expected, parse_digests) or {}
+            files |= self._part(SHARED, head.shared, parse_listing) or {}
+        self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
+        self.is_settled = disk.look(PENDING) is None  # no publication is under way or was cut short
 
     def _part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = _content(self._disk, path)
@@ -292,20 +275,12 @@ class _Reading:
         return None
 
 
-def _read_whole(disk: Disk) -> _Whole | None:
+def _read_whole(disk: Disk) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
-        head = _parse(disk, MANIFEST, data, parse_head)
-        reading = _Reading(disk)
-        reading.read(head)
-        is_settled = disk.look(PENDING) is None
+        whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
         # A publication may have ended since the head was read.
-        if not (reading.differences and is_settled) or disk.read(MANIFEST) == data:
-            return _Whole(
-                manifest=Manifest(stamp=head.stamp, files=dict(sorted(reading.files.items()))),
-                identities=reading.identities,
-                differences=reading.differences,
-                is_settled=is_settled,
-            )
+        if not (whole.differences and whole.is_settled) or disk.read(MANIFEST) == data:
+            return whole
     return None
 
 
@@ -402,6 +377,8 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 
 def _imported(file: Path) -> dict[SystemUuid, Record]:
     """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    from gitboot.resolve.provisioning_record import imported  # only here: endpoints start without the model
+
     records = imported(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
@@ -413,6 +390,8 @@ def _imported(file: Path) -> dict[SystemUuid, Record]:
 
 def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
     """What the tree knows of servers, as far as it can be read; nothing where there is none."""
+    from gitboot.resolve.provisioning_record import imported  # only here, as above
+
     found: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):
@@ -440,14 +419,16 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
     Whom a publication that was cut short has reached, or was to reach, is among them. Only what the tree says of itself
     is read: whether that holds is for `suspects` to find out.
     """
-    if tree.head is None or tree.outdated or not _tells_whom(tree):
+    # PENDING says that all that may be between two versions is a server's whose state is, or no server's: see `change`.
+    tells_whom = not tree.pending or PENDING in tree.pending
+    if tree.head is None or tree.outdated or not tells_whom:
         return None
     found: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
         now, reached = dict(tree.servers()), _reached(tree)
         if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.shared())):
             found[ALL] = tuple(filter(is_content, tree.shared()))
-        if any(map(is_of_part, tree.pending)) or (INDEX in tree.shared()) is not before.has_page:
+        if any(map(is_of_part, tree.pending)) or (PAGE_INDEX in tree.shared()) is not before.has_page:
             found[PARTS] = ()
         for server in now.keys() | before.states.keys() | reached:
             if server not in reached and now.get(server) == before.states.get(server):
@@ -477,11 +458,6 @@ def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
     return frozenset(found)
 
 
-def _tells_whom(tree: Tree) -> bool:
-    """Whether all that may be between two versions is a server's whose state is, or no server's: see `change`."""
-    return not tree.pending or PENDING in tree.pending
-
-
 def _reached(tree: Tree) -> frozenset[str]:
     return frozenset(filter(None, map(server_of, tree.pending)))
 
@@ -498,7 +474,10 @@ def suspects(root: Path) -> Iterator[str | None]:
         if any(not _stands(disk, path, each) for path, each in tree.shared().items()):
             yield ALL
         for server, digest in tree.servers():
-            state = _state(disk, server, digest)
+            state = None
+            with suppress(PublishError, ValueError):
+                data = disk.read(state_path(server))
+                state = parse(data) if data is not None and digest_of(data) == digest else None
             if state is None or any(not _stands(disk, path, each) for path, each in state.files.items()):
                 yield server
             else:
@@ -513,14 +492,6 @@ def _missing_in(disk: Disk, shards: dict[str, Shard | None], state: PublishedSer
         shard = shards[path]
         if shard is None or state.server not in shard.get(identity, ()):
             return ALL if shard is None else state.server
-    return None
-
-
-def _state(disk: Disk, server: str, digest: str) -> PublishedServer | None:
-    """A server's state, if it is the one that is listed."""
-    with suppress(PublishError, ValueError):
-        data = disk.read(state_path(server))
-        return parse(data) if data is not None and digest_of(data) == digest else None
     return None
 
 

@@ -12,9 +12,10 @@ from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.paths import File, Files, PathKind, Role
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.server_plan import BootPlan, Halt
+from gitboot.resolve.server_plan import BootPlan
 
 
 def copy_files(decision: Decision, planned: BootPlan | None, stop: Halt, files: Files, alone: Files) -> dict[str, File]:
@@ -158,8 +159,8 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
     (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
     (paths.PIXIECORE, emulated_apis.pixiecore),
-    (paths.NOCLOUD, emulated_apis.nocloud),
-    (paths.USER_DATA, emulated_apis.matchbox),
+    (paths.NOCLOUD, user_data_files.nocloud),
+    (paths.USER_DATA, user_data_files.matchbox),
     (paths.BOOT_PARAMETERS, emulated_apis.boot_parameters),
 )
 # What a loader finds by an interface that its machine may not boot from.
@@ -186,7 +187,7 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
     for render in _renderers(decisions.outputs, decisions.evidence):
         found.update(render(decision, plan))
     if decision.restrict and (plan is None or plan.boot is None):
-        return {path: file for path, file in found.items() if not _is_boot_script(path)}
+        return {path: file for path, file in found.items() if not _is_of(path, Role.ENTRY)}
     return found
 
 
@@ -196,11 +197,6 @@ def _renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer
     if Output.EC2 in asking:
         asking.add(Output.NOCLOUD)  # whose files it answers
     return tuple(render for made, render in RENDERERS if made.asked_by in asking)
-
-
-def _is_boot_script(path: str) -> bool:
-    kind = paths.kind_of(path)
-    return kind is not None and kind.role is Role.ENTRY
 
 
 def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacAddress, ...]) -> dict[str, File]:
@@ -214,12 +210,12 @@ def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacA
 
 
 def is_of_hosts(outputs: Collection[Output]) -> bool:
-    """Whether shared files name each server's interfaces."""
+    """Return whether shared files name each server's interfaces."""
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
 def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
-    """The files that every machine begins with, and the configuration of DHCP and mirrors.
+    """Return the files that every machine begins with, and the configuration of DHCP and mirrors.
 
     ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
     """

@@ -65,7 +65,7 @@ _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
 def ipxe_to_disk(how: str | None) -> str:
-    """What ends a script of iPXE; ``how`` is what a document says of it, None most machines' way."""
+    """Return the end of an iPXE script, which boots the disk. ``how`` is from a document; None: the default way."""
     if how is None:
         return IPXE
     if how == EXIT:
@@ -79,7 +79,7 @@ _BACKSLASH: Final = "\\"  # as UEFI has it in paths (10.3.5.4)
 
 
 def grub_to_disk(how: str | None) -> str:
-    """What ends a configuration of GRUB."""
+    """Return the end of a GRUB configuration, which boots the disk."""
     if how == EXIT:
         return "exit\n"
     return GRUB if how in (None, SANBOOT) else f"{_CHAINED.format(path=how)}{GRUB}"
@@ -97,17 +97,17 @@ fi
 
 
 def pxelinux_to_disk(how: str | None) -> str:
-    """The label by which PXELINUX leaves."""
+    """Return the PXELINUX label that boots the disk."""
     return PXELINUX.replace("localboot 0", "localboot -1") if how == EXIT else PXELINUX
 
 
 def pxelinux_alone(how: str | None) -> str:
-    """A whole configuration of PXELINUX that leaves."""
+    """Return a whole PXELINUX configuration that boots the disk."""
     return f"default disk\nprompt 0\n{pxelinux_to_disk(how)}"
 
 
 def sent_to_disk(path: str, who: str, why: str, how: str | None = None) -> str | None:
-    """What sends on to its disk a machine that asks for its entry at ``path``; None: it is no loader's."""
+    """Return the boot script at ``path`` that boots the disk; None: no boot loader fetches the path."""
     for loader, first, to_disk in _LOADERS:
         if loader in path:
             return f"{first}# {who}: {why}, on to the local disk\n{to_disk(how)}"
@@ -118,13 +118,10 @@ _LOADERS: Final = (("ipxe", "#!ipxe\n", ipxe_to_disk), ("grub.cfg", "", grub_to_
 IDLE: Final = "may not boot from this interface"
 
 
-def heading(plan: BootPlan) -> list[str]:
-    """Comment lines without a comment sign; all of it follows from the plan."""
-    lines = [f"gitboot plan {plan.digest}", f"{plan.server}: {plan.phase}, {plan.cause}"]
+def heading(plan: BootPlan) -> str:
+    """Return the comment that begins a boot script; all of it follows from the plan."""
     source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
-    if plan.boot is None:
-        lines.append(f"{source} boots the local disk")
-    else:
-        boot = plan.boot
-        lines.append(f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}")
-    return lines
+    last = f"{source} boots the local disk"
+    if (boot := plan.boot) is not None:
+        last = f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}"
+    return f"# gitboot plan {plan.digest}\n# {plan.server}: {plan.phase}, {plan.cause}\n# {last}\n"

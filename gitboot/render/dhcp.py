@@ -23,16 +23,16 @@ Element = Mapping[str, Any]
 def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
-        ("dhcp4-classes", _listed(_classes(decisions, _V4))),
-        ("dhcp4-reservations", _all_reserved(decisions.hosts, _V4)),
-        ("dhcp6-classes", _listed(_classes(decisions, _V6))),
-        ("dhcp6-reservations", _all_reserved(decisions.hosts, _V6)),
+        ("dhcp4-classes", _element_lines(_classes(decisions, _V4))),
+        ("dhcp4-reservations", _kea_reservations(decisions.hosts, _V4)),
+        ("dhcp6-classes", _element_lines(_classes(decisions, _V6))),
+        ("dhcp6-reservations", _kea_reservations(decisions.hosts, _V6)),
     ):
         yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
 
 
-def _listed(elements: Iterable[Element]) -> bytes:
-    """One element a line, ASCII alone."""
+def _element_lines(elements: Iterable[Element]) -> bytes:
+    """Return one element a line, in ASCII."""
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
 
 
@@ -52,13 +52,13 @@ class _V4:
 
     @staticmethod
     def script(mirror: Mirror) -> Element:
-        return _named(mirror.url("boot.ipxe"))
+        return _boot_file(mirror.url("boot.ipxe"))
 
     @staticmethod
     def offered(offer: LoaderOffer, mirror: Mirror) -> Element | None:
         if offer.client.http:
             vendor = {"name": "vendor-class-identifier", "data": "HTTPClient", "always-send": True}
-            return _named(mirror.loader_url(offer.path), vendor)
+            return _boot_file(mirror.loader_url(offer.path), vendor)
         given: dict[str, Any] = {"boot-file-name": offer.path}
         address = mirror.address
         if address is not None and address.version == 4:
@@ -69,8 +69,8 @@ class _V4:
         return given
 
 
-def _named(url: str, *options: Element) -> Element:
-    """A URL in the header's field, which has 128 bytes, and as option 67 for those who ask for it."""
+def _boot_file(url: str, *options: Element) -> Element:
+    """Return a URL in the header's field, which has 128 bytes, and as option 67 for clients that ask for it."""
     field = {"boot-file-name": url} if len(url) < 128 else {}
     return {**field, "option-data": [{"name": "boot-file-name", "data": _in_csv(url)}, *options]}
 
@@ -117,106 +117,87 @@ _VENDOR_CLASS6: Final[Element] = {
 
 
 def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
-    """Each class after those that its test names; of the last ones a machine is in one at most."""
+    """Yield each class after those that its test names; of the last ones a machine is in one at most."""
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
-    yield from ({"name": f"gitboot_site_{site}"} for site in sorted(decisions.sites))
-    if decisions.sites:
-        members = " or ".join(f"member('gitboot_site_{site}')" for site in sorted(decisions.sites))
-        # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
-        yield {"name": "gitboot_site", "test": f"member('KNOWN') and ({members})"}
-    loaders = [f"gitboot_loader_{each.lower()}" for each in wanted(decisions)]
-    yield from ({"name": name} for name in loaders)
-    if loaders:
-        members = " or ".join(f"member('{name}')" for name in loaders)
-        yield {"name": "gitboot_loader", "test": f"member('KNOWN') and ({members})"}
+    named = wanted(decisions)
+    of_loaders: list[tuple[Loader | None, str, str]] = [(None, "", "")]  # a part of their names, and of their tests
+    if named:
+        of_loaders = [(None, "", "not member('gitboot_loader') and ")]
+    for each in named:
+        test = f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and "
+        of_loaders.append((each, f"{each.lower()}_", test))
+    for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in named])):
+        yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
+        if values:
+            members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
+            # KNOWN lets Kea decide this and what names it only when it has looked the reservation up.
+            yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
     ipxe = Output.IPXE in decisions.outputs
+    firmware = "not member('gitboot_ipxe') and " if ipxe else ""
     for mirror in mirrors(decisions):
-        name = f"gitboot_site_{mirror.site}_" if mirror.site else "gitboot_"
-        at = _at(mirror, decisions)
+        name, at = "gitboot_", "not member('gitboot_site') and " if decisions.sites else ""
+        if mirror.site is not None:
+            name = f"gitboot_site_{mirror.site}_"
+            at = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
         if ipxe:
             yield {"name": f"{name}script", "test": f"{at}member('gitboot_ipxe')", **version.script(mirror)}
-        firmware = "not member('gitboot_ipxe') and " if ipxe else ""
-        for loader, word, of_loader in _by_loader(decisions):
+        for loader, word, of_loader in of_loaders:
             for offer in offers(decisions, loader):
                 if (given := version.offered(offer, mirror)) is not None:
-                    test = f"{at}{of_loader}{firmware}{_asks(offer.client, version.architecture)}"
+                    types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
+                    test = f"{at}{of_loader}{firmware}({' or '.join(types)})"
                     yield {"name": name + word + offer.client.name, "test": test, **given}
-
-
-def _by_loader(decisions: Decisions) -> Iterator[tuple[Loader | None, str, str]]:
-    """Those who want no loader by name, then those who want each: a part of their classes' names, and of their test."""
-    yield None, "", "not member('gitboot_loader') and " if wanted(decisions) else ""
-    for each in wanted(decisions):
-        own = f"gitboot_loader_{each.lower()}"
-        yield each, f"{each.lower()}_", f"member('gitboot_loader') and member('{own}') and "
-
-
-def _at(mirror: Mirror, decisions: Decisions) -> str:
-    if mirror.site is not None:
-        return f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
-    return "not member('gitboot_site') and " if decisions.sites else ""
-
-
-def _asks(client: Client, option: str) -> str:
-    """Whether the first architecture that a machine names is one of the client's."""
-    tests = " or ".join(f"substring({option}, 0, 2) == 0x{number:04x}" for number in client.types)
-    return f"({tests})"
 
 
 # Reservations: Kea takes none that reserves nothing.
 
 
 @lru_cache(maxsize=2)  # one for each version: most commits change no interface
-def _all_reserved(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
-    elements = (_reserved(each, version.addresses(each)) for each in reservations(hosts))
-    return _listed(element for element in elements if element is not None)
-
-
-def _reserved(reservation: Reservation, addresses: Element) -> Element | None:
-    reserved = dict(addresses)
-    if reservation.hostname is not None:
-        reserved["hostname"] = reservation.hostname
-    classes = [
-        *([f"gitboot_site_{reservation.site}"] if reservation.site is not None else []),
-        *([f"gitboot_loader_{reservation.loader.lower()}"] if reservation.loader is not None else []),
-    ]
-    if classes:
-        reserved["client-classes"] = classes
-    return {"hw-address": reservation.mac, **reserved} if reserved else None
+def _kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+    elements = []
+    for each in reservations(hosts):
+        reserved = dict(version.addresses(each))
+        if each.hostname is not None:
+            reserved["hostname"] = each.hostname
+        classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
+        classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
+        if classes:
+            reserved["client-classes"] = classes
+        if reserved:
+            elements.append({"hw-address": each.mac, **reserved})
+    return _element_lines(elements)
 
 
 _HEADER: Final = """\
 # gitboot: the fleet's reservations and loaders. Read it from dnsmasq's own configuration: conf-file=THIS-FILE
 # It names no range, no interface and no TFTP root; the tags that it sets begin with gitboot_.
+
+# iPXE, whichever way it was started: without this it would be given itself again and again
+dhcp-match=set:gitboot_ipxe,175
+dhcp-userclass=set:gitboot_ipxe,iPXE
+
+# Firmware by its architecture: option 93, of DHCPv6 61
 """
 
 
 def shared_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """``ops/dhcp/dnsmasq.conf``."""
-    lines = "\n".join([*_kinds(), *_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{lines}\n{_all_reserved_dnsmasq(decisions.hosts)}"
+    kinds = []
+    for client in CLIENTS:
+        for number in client.types:
+            kinds.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
+            if client.ipv6:
+                kinds.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
+    lines = "\n".join([*kinds, *_loaders(decisions), "", "# Reservations"])
+    text = f"{_HEADER}{lines}\n{_dnsmasq_reservations(decisions.hosts)}"
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
-def _kinds() -> Iterator[str]:
-    """Who asks, as tags."""
-    yield "\n# iPXE, whichever way it was started: without this it would be given itself again and again"
-    yield "dhcp-match=set:gitboot_ipxe,175"
-    yield "dhcp-userclass=set:gitboot_ipxe,iPXE"
-    yield "\n# Firmware by its architecture: option 93, of DHCPv6 61"
-    for client in CLIENTS:
-        for number in client.types:
-            yield f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}"
-            if client.ipv6:
-                yield f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}"
-
-
 def _loaders(decisions: Decisions) -> Iterator[str]:
-    offered = list(offers(decisions))
-    ipxe = Output.IPXE in decisions.outputs
+    ipxe, named = Output.IPXE in decisions.outputs, wanted(decisions)
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
     yield from ("", "# UEFI HTTP boot takes an answer only if that says HTTPClient as well")
-    for offer in offered:
+    for offer in offers(decisions):
         if offer.client.http:
             tags = f"{firmware}tag:gitboot_{offer.client.name}"
             yield f"dhcp-option-force={tags},60,HTTPClient"
@@ -226,18 +207,13 @@ def _loaders(decisions: Decisions) -> Iterator[str]:
         yield f"\n# Machines at the site {mirror.site}" if mirror.site else "\n# Machines at no site of their own"
         at = f"tag:gitboot_site_{mirror.site}," if mirror.site else "tag:!gitboot_site," if decisions.sites else ""
         if ipxe:
-            script = _quoted(mirror.url("boot.ipxe"))
+            script = _in_quotes(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={at}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={at}tag:gitboot_ipxe,option6:bootfile-url,{script}"
-        for loader, tag in _by_loader_dnsmasq(decisions):
+        for loader in (None, *named):  # for those who want no loader by name, and then for those who want each
+            tag = f"tag:gitboot_loader_{loader.lower()}," if loader else "tag:!gitboot_loader," if named else ""
             for offer in offers(decisions, loader):
-                yield from _offered(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
-
-
-def _by_loader_dnsmasq(decisions: Decisions) -> Iterator[tuple[Loader | None, str]]:
-    """Those who want no loader by name, then those who want each, by their tags."""
-    yield None, "tag:!gitboot_loader," if wanted(decisions) else ""
-    yield from ((each, f"tag:gitboot_loader_{each.lower()},") for each in wanted(decisions))
+                yield from _loader_lines(offer, mirror, f"{at}{firmware}{tag}tag:gitboot_{offer.client.name}")
 
 
 # dnsmasq knows no enterprise number in DHCPv6's vendor class (RFC 8415, 21.16): it writes strings, each behind two
@@ -245,10 +221,10 @@ def _by_loader_dnsmasq(decisions: Decisions) -> Iterator[tuple[Loader | None, st
 _VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
-def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
+def _loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
     if client.http:
-        yield f"dhcp-boot={tags},{_quoted(mirror.loader_url(path))}"
+        yield f"dhcp-boot={tags},{_in_quotes(mirror.loader_url(path))}"
     else:
         # Where only the host's name is known, dnsmasq names itself as the TFTP server.
         address = mirror.address
@@ -256,30 +232,28 @@ def _offered(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
         yield f"dhcp-boot={tags},{path}{server}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
-        yield f"dhcp-option={tags},option6:bootfile-url,{_quoted(url)}"
+        yield f"dhcp-option={tags},option6:bootfile-url,{_in_quotes(url)}"
     if offer.loader is Output.PXELINUX:
-        yield f"dhcp-option-force={tags},210,{_quoted(mirror.url(''))}"
+        yield f"dhcp-option-force={tags},210,{_in_quotes(mirror.url(''))}"
 
 
 @lru_cache(maxsize=1)  # most commits change no interface
-def _all_reserved_dnsmasq(hosts: tuple[Host, ...]) -> str:
-    return "".join(f"{_reserved_dnsmasq(each)}\n" for each in reservations(hosts))
+def _dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
+    lines = []
+    for each in reservations(hosts):
+        words = (
+            each.mac,
+            f"set:gitboot_site,set:gitboot_site_{each.site}" if each.site else None,
+            f"set:gitboot_loader,set:gitboot_loader_{each.loader.lower()}" if each.loader else None,
+            each.ipv4,
+            *(f"[{address}]" for address in each.ipv6),
+            each.hostname,
+        )
+        lines.append(f"dhcp-host={','.join(word for word in words if word is not None)}\n")
+    return "".join(lines)
 
 
-def _reserved_dnsmasq(reservation: Reservation) -> str:
-    site, loader = reservation.site, reservation.loader
-    words = (
-        reservation.mac,
-        f"set:gitboot_site,set:gitboot_site_{site}" if site else None,
-        f"set:gitboot_loader,set:gitboot_loader_{loader.lower()}" if loader else None,
-        reservation.ipv4,
-        *(f"[{address}]" for address in reservation.ipv6),
-        reservation.hostname,
-    )
-    return "dhcp-host=" + ",".join(word for word in words if word is not None)
-
-
-def _quoted(url: str) -> str:
+def _in_quotes(url: str) -> str:
     """In double quotes, in which a comma does not end the value; a URL here holds no quote and no backslash."""
     return f'"{url}"'
 
@@ -297,7 +271,7 @@ class Reservation:
 
 
 def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Of every boot interface, by server; retired servers have given their addresses back."""
+    """Yield a reservation of every boot interface, by server. Retired servers have given their addresses back."""
     for host in hosts:
         if host.lifecycle is Lifecycle.RETIRED:
             continue
@@ -318,7 +292,7 @@ _NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
 
 
 def _hostname(server: str) -> str | None:
-    """A server's name where it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
+    """Return a server's name if it can be a host name: labels of at most 63 characters (RFC 1035, 2.3.4)."""
     fits = all(len(label) <= 63 for label in server.split("."))
     return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
 
@@ -394,7 +368,7 @@ class Mirror:
 
 
 def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
-    """The fleet's own, then each site's."""
+    """Return the fleet's own mirror, then each site's."""
     sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
 
@@ -409,7 +383,7 @@ class LoaderOffer:
 
 
 def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[LoaderOffer]:
-    """The loader of each client that there is one for: where there is one, the ``wanted``."""
+    """Yield the loader of each client that has one: the ``wanted`` loader, if the client has that."""
     for client in CLIENTS:
         found = [
             LoaderOffer(client=client, path=path, loader=loader)
@@ -420,5 +394,5 @@ def offers(decisions: Decisions, wanted: Loader | None = None) -> Iterator[Loade
 
 
 def wanted(decisions: Decisions) -> tuple[Loader, ...]:
-    """The loaders that any server wants by name, sorted."""
+    """Return the loaders that any server wants by name, sorted."""
     return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))

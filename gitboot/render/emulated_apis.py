@@ -8,18 +8,14 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.jsonio import canonical
-from gitboot.model.boot_image import UserDataFormat
-from gitboot.model.scalars import Malformed, is_placeholder_serial, lookup_uuids, parse_lookup_mac, parse_lookup_uuid
-from gitboot.model.server import Architecture
+from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.boot_script_parts import WHO
-from gitboot.render.paths import BOOT, BUNDLED, ContentType, File, Kind, PathKind, Role
-from gitboot.render.user_data_files import told_by
-from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.resolve.user_data_formats import family
+from gitboot.render.paths import BOOT, ContentType, File, Kind, PathKind, Role
 
 if TYPE_CHECKING:
+    from gitboot.resolve.server_decision import Decision, Decisions
     from gitboot.resolve.server_plan import BootPlan
 
 ALIASES: Final = "ops/aliases.json"
@@ -74,7 +70,7 @@ _BY_PATH: Final = {alias.path: alias for alias in (*TABLE, METADATA)}
 
 
 def alias_of(path: str, outputs: Collection[str]) -> Alias | None:
-    """What ``path``, below boot/, is an alias for in a fleet with these outputs."""
+    """Return the alias at ``path``, below boot/, in a fleet with these outputs."""
     alias = _BY_PATH.get(path)
     return alias if alias is not None and alias.output in outputs else None
 
@@ -87,7 +83,7 @@ class QueriedBy(NamedTuple):
 
 
 def named(alias: Alias, query: Mapping[str, str]) -> Iterator[QueriedBy]:
-    """By what a query names a machine; what is no such thing names none."""
+    """Yield the valid identities by which a query names a machine."""
     for key, kind in alias.keys.items():
         if (value := query.get(key)) is not None and (parsed := _parsed(kind, value)) is not None:
             yield QueriedBy(kind, parsed)
@@ -110,7 +106,7 @@ def _parsed(kind: Kind, value: str) -> str | None:
 
 
 def meant(alias: Alias, by: QueriedBy, uuid: str, macs: Collection[str]) -> Iterator[str]:
-    """The paths that an alias means of the machine with this UUID and these interfaces, which ``by`` names.
+    """Yield the paths that an alias means for the machine with this UUID and these interfaces, which ``by`` names.
 
     An entry is looked up by what was said, as at any path of ours: an interface that does not boot leads to none.
     """
@@ -124,7 +120,7 @@ def meant(alias: Alias, by: QueriedBy, uuid: str, macs: Collection[str]) -> Iter
 
 
 def entry_by_query(path: str, query: Mapping[str, str]) -> str:
-    """The entry that ``path``, below boot/, asks for where its query says whose; else the path itself."""
+    """Return the entry that ``path``, below boot/, asks for by its query; without such a query, the path itself."""
     if (alias := _BY_PATH.get(path)) is None:
         return path
     entries = (
@@ -137,14 +133,14 @@ def entry_by_query(path: str, query: Mapping[str, str]) -> str:
 
 
 def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Which outputs' aliases an endpoint is to know."""
+    """Yield the file that tells an endpoint which outputs have aliases."""
     chosen = sorted({EC2, INVENTORY, *(alias.output for alias in _BY_PATH.values())}.intersection(outputs))
     if chosen:
         yield ALIASES, File(canonical({"format": FORMAT, "outputs": chosen}) + b"\n", ContentType.JSON)
 
 
 def parse(data: bytes) -> frozenset[str]:
-    """The outputs of `shared`; ValueError for anything else."""
+    """Return the outputs of a file of `shared`. Raises ValueError for anything else."""
     match json.loads(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
@@ -160,11 +156,13 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def shared_httpboot(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """What firmware fetches that asks from an address of no server, as boot-operator's default is.
+    """Yield the answer for firmware that asks from an address of no server, as boot-operator's default is.
 
     That is the image of unknown machines in a form that firmware can start: its uki, its own loader, its iso. The
     question does not say for which architecture: it is x86_64 where there is one for that.
     """
+    from gitboot.model.server import Architecture  # only here: endpoints read this module, and start without the model
+
     boots = decisions.unknown or {}
     images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
     found = (each.uki or each.loader or each.iso for each in images)
@@ -172,17 +170,8 @@ def shared_httpboot(decisions: Decisions) -> Iterator[tuple[str, File]]:
         yield paths.UNKNOWN_HTTP_BOOT, File(canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
 
 
-# By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
-_MATCHBOX: Final = {
-    UserDataFormat.IGNITION: "ignition",
-    UserDataFormat.CLOUD_INIT: "cloud",
-    UserDataFormat.AUTOINSTALL: "cloud",
-}
-_GENERIC: Final = "generic"
-
-
 def pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """What pixiecore is told for a server that boots from the network: a script that asks for its entry.
+    """Yield pixiecore's answer for a server that boots from the network: a script that asks for its entry.
 
     Pixiecore asks at each DISCOVER, on its own behalf; so it is given no boot, but where the machine gets its own
     (pixiecore: README.api.md; ``ipxe-script`` in booters.go).
@@ -196,7 +185,7 @@ def pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, 
 
 
 def boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """The boot parameters of BSS, for people and tools that look: none of a boot that writes a disk.
+    """Yield the boot parameters of BSS, for people and tools. They leave out a boot that writes a disk.
 
     One list of one, as BSS answers who asks for one machine (bss: api/swagger.yaml, BootParams).
     """
@@ -208,28 +197,3 @@ def boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterator[tuple
         shown |= {"initrd": initrds[0]} if initrds else {}
     file = File(canonical([shown]) + b"\n", ContentType.JSON)
     yield from ((paths.BOOT_PARAMETERS.of(mac), file) for mac in decision.macs)
-
-
-def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
-
-    cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
-    """
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None or "meta-data" not in user_data.files:
-        return
-    for name in BUNDLED:
-        text = told_by(user_data.files.get(name, ""), decision, plan)
-        file = File(text.encode(), ContentType.CLOUD_CONFIG)
-        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
-
-
-def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """User data by MAC address, under the name by which matchbox's clients ask for its format."""
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None:
-        return
-    name = _MATCHBOX.get(family(user_data.format), _GENERIC)
-    text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
-    file = File(told_by(text, decision, plan).encode())
-    yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)

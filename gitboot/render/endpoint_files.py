@@ -98,7 +98,7 @@ class PublishedServer:
 
 
 def state_path(server: str) -> str:
-    """Where a server's state lies."""
+    """Return the path of a server's state."""
     return f"{_SERVERS}{server}.json"
 
 
@@ -108,7 +108,7 @@ def server_of(path: str) -> str | None:
 
 
 def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
-    """The version that is answered at ``at``, if any, and the instant of the next."""
+    """Return the version that is answered at ``at``, if any, and the instant of the next version."""
     found = None
     for version in versions:
         if version.since is not None and at < version.since:
@@ -118,7 +118,7 @@ def turn_of(versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, date
 
 
 def render(state: PublishedServer) -> bytes:
-    """The document; the same state gives the same bytes."""
+    """Return the document of a state. The same state gives the same bytes."""
     document = {
         "format": FORMAT,
         "server": state.server,
@@ -156,7 +156,7 @@ class Outline(NamedTuple):
 
 
 def outline(data: bytes) -> Outline:
-    """The outline alone of what ``render`` wrote, quickly; ValueError for anything else."""
+    """Return the outline alone of what `render` wrote, quickly. Raises ValueError for anything else."""
     from msgspec import DecodeError  # only here: an endpoint answers entries without it
 
     try:
@@ -176,7 +176,7 @@ def _outlines() -> Decoder[Any]:
 
 
 def parse(data: bytes) -> PublishedServer:
-    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    """Return the state that `render` wrote. Raises ValueError for anything else, also for another format."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not a server's state of format {FORMAT}")
@@ -196,26 +196,25 @@ def parse(data: bytes) -> PublishedServer:
 
 
 def _parse_version(facts: Mapping[str, Any]) -> Turn:
+    writes, write = facts.get("writes"), None
+    if writes is not None:
+        write = DiskWrite(
+            once=writes["once"],
+            offer=writes["offer"],
+            fallback=writes["fallback"],
+            hop=writes["hop"],
+            needs=tuple(Need(path, size) for path, size in writes["needs"]),
+            report=writes.get("report"),
+            in_copies=writes.get("inCopies", False),
+        )
     return Turn(
         since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
         content=facts["content"],
         content_type=facts["type"],
         role=Role(facts["role"]),
         digest=facts.get("digest"),
-        writes=_parse_writes(facts["writes"]) if "writes" in facts else None,
+        writes=write,
         in_window=facts.get("inWindow", False),
-    )
-
-
-def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
-    return DiskWrite(
-        once=facts["once"],
-        offer=facts["offer"],
-        fallback=facts["fallback"],
-        hop=facts["hop"],
-        needs=tuple(Need(path, size) for path, size in facts["needs"]),
-        report=facts.get("report"),
-        in_copies=facts.get("inCopies", False),
     )
 
 
@@ -239,7 +238,7 @@ class Terms:
 def terms_of(
     provisioning: Provisioning, giver: str | None, *, endpoint: str | None = None, forgotten: int = 0
 ) -> Terms:
-    """The terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
+    """Return the terms of a Fleet that names an ``endpoint``, whose instance takes in the spool of this identity."""
     return Terms(
         clients=tuple(map(ip_network, provisioning.clients)),
         monitors=tuple(map(ip_network, provisioning.monitors)),
@@ -250,7 +249,7 @@ def terms_of(
 
 
 def render_terms(terms: Terms) -> dict[str, File]:
-    """The file, by its path."""
+    """Return the file of the terms, by its path."""
     facts = {
         "format": TERMS_FORMAT,
         "clients": list(map(str, terms.clients)),
@@ -264,7 +263,7 @@ def render_terms(terms: Terms) -> dict[str, File]:
 
 
 def parse_terms(data: bytes) -> Terms:
-    """What ``render`` wrote; ValueError for anything else, another format's included."""
+    """Return the terms that `render_terms` wrote. Raises ValueError for anything else, also for another format."""
     match json.loads(data):
         case {
             "format": 1,
@@ -360,14 +359,12 @@ def window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     changed = {
         path: after.get(path)
         for path, digest in digests.items()
-        if _is_in_clear(path) and (path not in before or before[path].sha256 != digest)
+        if (path not in before or before[path].sha256 != digest)
+        and path.startswith(BOOT)
+        and not is_immutable(path)
+        and name_in_listing(path) == path.removeprefix(BOOT)
     }
     return WindowEnd(since, changed)
-
-
-def _is_in_clear(path: str) -> bool:
-    """Return whether a listing has the path of a file that changes in place, below ``boot/``."""
-    return path.startswith(BOOT) and not is_immutable(path) and name_in_listing(path) == path.removeprefix(BOOT)
 
 
 def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
@@ -399,31 +396,23 @@ def shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
 
 def render_listing(listing: Listing) -> bytes:
     """Return the listing as canonical JSON. The same listing gives the same bytes."""
+    end: dict[str, object] | None = None
+    texts: dict[str, str] = {}  # that a copy needs to end the open window, by sha256
+    if listing.end is not None:
+        turned = {path.removeprefix(BOOT): file for path, file in listing.end.files.items()}
+        files = {path: [file.sha256, len(file.content)] if file else [None, 0] for path, file in turned.items()}
+        end = {"since": format_instant(listing.end.since), "files": files}
+        texts = {file.sha256: file.content.decode() for file in turned.values() if file is not None}
     document = {
-        "contents": _contents(listing.end),
-        "ends": _end(listing.end),
-        "files": {name_in_listing(path): list(map(_version_listing, each)) for path, each in listing.files.items()},
+        "contents": texts,
+        "ends": end,
+        "files": {
+            name_in_listing(path): [
+                [format_instant(each.since) if each.since is not None else None, each.sha256, each.size]
+                for each in found
+            ]
+            for path, found in listing.files.items()
+        },
         "server": listing.server,
     }
     return canonical(document) + b"\n"
-
-
-def _version_listing(version: FileVersion) -> list[str | int | None]:
-    since = format_instant(version.since) if version.since is not None else None
-    return [since, version.sha256, version.size]
-
-
-def _end(end: WindowEnd | None) -> dict[str, object] | None:
-    if end is None:
-        return None
-    files = {
-        path.removeprefix(BOOT): [file.sha256, len(file.content)] if file is not None else [None, 0]
-        for path, file in end.files.items()
-    }
-    return {"since": format_instant(end.since), "files": files}
-
-
-def _contents(end: WindowEnd | None) -> dict[str, str]:
-    """Return the texts that a copy needs to end the open window, by sha256."""
-    files = end.files.values() if end is not None else ()
-    return {file.sha256: file.content.decode() for file in files if file is not None}

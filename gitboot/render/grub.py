@@ -33,7 +33,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
+    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
     configuration = _tombstone(decision, IDLE)
     yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in idle)
 
@@ -50,24 +50,41 @@ def _tombstone(decision: Decision, why: str) -> File:
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
+    """Return the configuration of a server."""
     if plan is None:
         return _tombstone(decision, f"no plan ({decision.lifecycle})")
-    return File(_configuration(plan).encode(), ContentType.TEXT)
-
-
-def _configuration(plan: BootPlan) -> str:
-    header, to_disk = "".join(f"# {line}\n" for line in heading(plan)), boot_script_parts.grub_to_disk(plan.local_disk)
+    header, to_disk = heading(plan), boot_script_parts.grub_to_disk(plan.local_disk)
     if plan.boot is None:
-        return f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
-    if (own := plan.boot.entries.get("grub")) is not None:
-        return header + own + ("" if own.endswith("\n") else "\n")
-    announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    return f"{header}echo {announced}\n{_booted(plan.boot)}{to_disk}"
+        text = f"{header}echo {grub_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
+    elif (own := plan.boot.entries.get("grub")) is not None:
+        text = header + own + ("" if own.endswith("\n") else "\n")
+    else:
+        announced = grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
+        text = f"{header}echo {announced}\n{_booted(plan.boot)}{to_disk}"
+    return File(text.encode(), ContentType.TEXT)
 
 
 def _booted(boot: Boot) -> str:
+    """Return the lines that boot, tried a few times; they fall through when they never succeed.
+
+    GRUB has two dialects. Under UEFI that of older distributions boots by ``linuxefi`` and ``initrdefi`` alone, at
+    least where Secure Boot is on; elsewhere these two may be missing. So ``linux`` is tried, and where it fails the
+    other: a command that GRUB does not have fails before anything is fetched.
+    """
     steps = boot_steps(boot)
-    return f"echo {grub_text(f'gitboot: {steps}')}\n" if isinstance(steps, str) else _retried(steps)
+    if isinstance(steps, str):
+        return f"echo {grub_text(f'gitboot: {steps}')}\n"
+    tried = _nested(steps, "boot")
+    if any("$efi" in step for step in steps):
+        tried = ["for efi in '' efi; do", *_indented(tried), "done"]
+    lines = [
+        *tried,
+        f'echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"',
+        f"sleep {_PAUSE_S}",
+    ]
+    text = "\n".join(_indented(lines))
+    given_up = 'echo "gitboot: no attempt succeeded, on to the local disk"'
+    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{given_up}\n"
 
 
 def ask_endpoint(url: str, instead: str) -> str | None:
@@ -106,7 +123,7 @@ def _device_path(file: BootFile) -> str:
 
 
 def boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """The commands that load what is to boot; or why GRUB cannot boot this."""
+    """Return the commands that load what is to boot, or why GRUB cannot boot this."""
     try:
         if boot.direct:
             if boot.direct_uki is None:
@@ -120,28 +137,8 @@ def boot_steps(boot: Boot) -> tuple[str, ...] | str:
         return str(reason)
 
 
-def _retried(steps: tuple[str, ...]) -> str:
-    """The steps, tried a few times; falls through when they never succeed.
-
-    GRUB has two dialects. Under UEFI that of older distributions boots by ``linuxefi`` and ``initrdefi`` alone, at
-    least where Secure Boot is on; elsewhere these two may be missing. So ``linux`` is tried, and where it fails the
-    other: a command that GRUB does not have fails before anything is fetched.
-    """
-    tried = _nested(steps, "boot")
-    if any("$efi" in step for step in steps):
-        tried = ["for efi in '' efi; do", *_indented(tried), "done"]
-    lines = [
-        *tried,
-        f'echo "gitboot: attempt $attempt failed, trying again in {_PAUSE_S} s"',
-        f"sleep {_PAUSE_S}",
-    ]
-    text = "\n".join(_indented(lines))
-    given_up = 'echo "gitboot: no attempt succeeded, on to the local disk"'
-    return f"for attempt in {_ATTEMPTS}; do\n{text}\ndone\n{given_up}\n"
-
-
 def _nested(steps: tuple[str, ...], last: str) -> list[str]:
-    """Each step on the condition that the one before succeeded."""
+    """Return the lines that run each step if the step before it succeeded."""
     if not steps:
         return [last]
     return [f"if {steps[0]}; then", *_indented(_nested(steps[1:], last)), "fi"]

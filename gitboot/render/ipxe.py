@@ -43,51 +43,38 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
     """``ipxe/serial/<serial>``, for every Server document whose serial number can be looked up."""
     if decision.serial is None:
         return
+    script = _file(decision, plan)
     if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
         # Another UUID than the document's is why it is looked up by its serial number.
         why = f"{plan.server} asks for its user data by UUID, and has another than its document: on to the local disk"
-        header, to_disk = (
-            "".join(f"# {line}\n" for line in heading(plan)),
-            boot_script_parts.ipxe_to_disk(decision.local_disk),
-        )
-        script = File(f"#!ipxe\n{header}echo {ipxe_text(f'gitboot: {why}')}\n{to_disk}".encode(), ContentType.TEXT)
-    else:
-        script = _file(decision, plan)
+        to_disk = boot_script_parts.ipxe_to_disk(decision.local_disk)
+        text = f"#!ipxe\n{heading(plan)}echo {ipxe_text(f'gitboot: {why}')}\n{to_disk}"
+        script = File(text.encode(), ContentType.TEXT)
     yield paths.IPXE_BY_SERIAL.of(decision.serial), script
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
-    return File((_script(plan) if plan is not None else _tombstone(decision)).encode(), ContentType.TEXT)
-
-
-def _tombstone(decision: Decision) -> str:
-    why = f"{decision.server}: no plan ({decision.lifecycle}), on to the local disk"
-    return f"#!ipxe\n# {why}\n{boot_script_parts.ipxe_to_disk(decision.local_disk)}"
-
-
-def _script(plan: BootPlan) -> str:
-    header = "#!ipxe\n" + "".join(f"# {line}\n" for line in heading(plan))
-    to_disk = boot_script_parts.ipxe_to_disk(plan.local_disk)
-    if plan.boot is None:
-        return f"{header}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
-    if (own := plan.boot.entries.get("ipxe")) is not None:
-        return _own(own, header)
-    announced = ipxe_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-    steps = boot_steps(plan.boot)
-    if isinstance(steps, str):
-        return f"{header}echo {announced}\necho gitboot: {ipxe_text(steps)}\n{to_disk}"
-    return f"{header}echo {announced}\n{_retried(steps)}{to_disk}"
-
-
-def _own(text: str, header: str) -> str:
-    """The author's own script, with gitboot's heading after its first line."""
-    first, _, rest = text.partition("\n")
-    body = rest if first.strip() == "#!ipxe" else text
-    return header + body + ("" if body.endswith("\n") else "\n")
+    """Return the script of a server."""
+    to_disk = boot_script_parts.ipxe_to_disk(decision.local_disk)
+    boot = plan.boot if plan is not None else None
+    if plan is None:
+        text = f"# {decision.server}: no plan ({decision.lifecycle}), on to the local disk\n{to_disk}"
+    elif boot is None:
+        text = f"{heading(plan)}echo {ipxe_text(f'gitboot: {plan.server} boots its local disk')}\n{to_disk}"
+    elif (own := boot.entries.get("ipxe")) is not None:  # the author's own script, without its first line
+        first, _, rest = own.partition("\n")
+        body = rest if first.strip() == "#!ipxe" else own
+        text = heading(plan) + body + ("" if body.endswith("\n") else "\n")
+    else:
+        steps = boot_steps(boot)
+        announced = ipxe_text(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
+        tried = f"echo gitboot: {ipxe_text(steps)}\n" if isinstance(steps, str) else _retried(steps)
+        text = f"{heading(plan)}echo {announced}\n{tried}{to_disk}"
+    return File(f"#!ipxe\n{text}".encode(), ContentType.TEXT)
 
 
 def boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """The commands that boot, each of which may fail; or why iPXE cannot boot this."""
+    """Return the commands that boot, each of which may fail, or why iPXE cannot boot this."""
     if boot.direct:
         if boot.direct_uki is None:
             return f"{boot.image} is booted as an ISO by firmware or BMC, not by a loader"
@@ -103,7 +90,7 @@ def boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
 
 def _retried(steps: tuple[str, ...], label: str = "") -> str:
-    """The steps, tried a few times; falls through when they never succeed."""
+    """Return lines that try the steps a few times. They fall through if the steps never succeed."""
     tries = "".join(f"{step} || goto failed{label}\n" for step in steps)
     return f"""\
 set attempt:int32 1
@@ -152,7 +139,7 @@ _NICS: Final = 16
 
 
 def first_script(prefix: str = "") -> str:
-    """What every machine's iPXE starts with; ``prefix`` leads from its own path to the tree's root.
+    """Return the script that every machine's iPXE starts with. ``prefix`` leads from its path to the tree's root.
 
     It asks for the entry of each NIC, then by UUID, several times over; then once by serial number, which says
     least: a machine whose own entry is unavailable just now must not get another's. ``${errno}`` is not tested:
@@ -189,7 +176,7 @@ imgexec --autofree entry && exit 0 || exit 1
 
 
 def shared_elsewhere(path: str) -> Callable[[Decisions], Iterator[tuple[str, File]]]:
-    """The first script at a path of another system's."""
+    """Return a renderer of the first script at a path of another system."""
 
     def shared(_: Decisions) -> Iterator[tuple[str, File]]:
         yield f"{paths.BOOT}{path}", File(first_script("../" * path.count("/")).encode(), ContentType.TEXT)

@@ -9,21 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.paths import File
-from gitboot.render.plan_and_record_files import PAGE
-from gitboot.resolve.server_decision import Written
-from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.render.paths import PAGE_DATA, File
 
 if TYPE_CHECKING:
     from gitboot.fleet.identities import Machine
+    from gitboot.resolve.server_decision import Written
+    from gitboot.resolve.server_plan import BootPlan
 
-DATA: Final = f"{PAGE}data/"
-INDEX: Final = f"{PAGE}index.html"
-# What no manifest lists: the instance's word on itself, and the machines that no document describes.
-SAID: Final[Mapping[str, tuple[str, str]]] = {
-    "ops/status.json": ("status", f"{DATA}status.js"),
-    "ops/unknown.json": ("seen", f"{DATA}seen.js"),
-}
 SCRIPT: Final = "text/javascript; charset=utf-8"
 FORMAT: Final = 2
 MADE_OF: Final[Mapping[str, str]] = {
@@ -37,7 +29,7 @@ MADE_OF: Final[Mapping[str, str]] = {
 
 
 def static(name: str) -> bytes:
-    """One of the files that the page is made of."""
+    """Return one of the files that the page is made of."""
     return (Path(__file__).with_name("page_files") / name).read_bytes()
 
 
@@ -47,7 +39,7 @@ def shard_of(server: str) -> str:
 
 
 def script_of(name: str, content: bytes) -> bytes:
-    """A JSON value as the page is given it, under a name of ASCII letters."""
+    """Return a JSON value as a script of the page, under a name of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
 
 
@@ -59,7 +51,7 @@ def server_file(
     machine: Machine | None,
     written: Written | None,
 ) -> tuple[str, File]:
-    """All that the page shows of one server."""
+    """Return the file with everything that the page shows of one server, and its path."""
     bmc = machine.bmc if machine is not None else None
     name = f"server/{summary['server']}"
     facts = {
@@ -71,7 +63,7 @@ def server_file(
         "lines": written.lines if written is not None else None,
         "document": document,
     }
-    return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+    return f"{PAGE_DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
 
 
 def changes(
@@ -81,6 +73,8 @@ def changes(
 
     Leave out what is served only if no instance renders the server again until then.
     """
+    from gitboot.resolve.server_plan import Cause  # only here: endpoints read this module, and start without the model
+
     before = _boots(now)
     for since, plan in later:
         if _boots(plan) != before and (plan is None or plan.cause is not Cause.UNHEARD):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import lru_cache
@@ -111,7 +111,7 @@ class PathKind(NamedTuple):
     content_type: ContentType
 
     def of(self, identity: str, token: str = "", name: str = "") -> str:
-        """The path below the output directory; ``identity`` is spelt as the tree spells it."""
+        """Return the path below the output directory. ``identity`` is spelt as the tree spells it."""
         text = self.text.replace("{id}", identity)
         for mark, by in _SEPARATORS.items():
             if mark in text:
@@ -119,7 +119,7 @@ class PathKind(NamedTuple):
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
     def spelt(self, identity: str) -> str:
-        """What the tree spells in its own way, as paths of this kind do."""
+        """Return an identity of the tree in the spelling of this kind of path."""
         return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
 
     @property
@@ -164,7 +164,7 @@ BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # 
 
 
 def artifact_type(name: str) -> str:
-    """What an artifact is served as."""
+    """Return the content type of an artifact."""
     if name in BUNDLED:
         return ContentType.CLOUD_CONFIG
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
@@ -240,51 +240,42 @@ class Asked(NamedTuple):
 
 
 def identity_of(kind: Kind, value: str) -> str:
-    """What the index calls a server by."""
+    """Return the name of an identity in the index."""
     return f"{kind}/{value}"
 
 
-class _TableLines:
-    """Lines of the table, told by one expression that has a group for each."""
-
-    def __init__(self, kinds: tuple[PathKind, ...], expression_of: Callable[[PathKind], str]) -> None:
-        self._kinds = kinds
-        groups = (f"(?P<k{number}>{expression_of(kind)})" for number, kind in enumerate(kinds))
-        self._expression = re.compile("|".join(groups))
-
-    def of(self, path: str) -> PathKind | None:
-        """The first that a path is of."""
-        found = self._expression.fullmatch(path)
-        return self._kinds[int(found.lastgroup[1:])] if found is not None and found.lastgroup is not None else None
+def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
+    """Return an expression that has a group for each line of a table."""
+    return re.compile("|".join(f"({each})" for each in expressions))
 
 
 _RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
-_CANONICAL: Final = _TableLines(TABLE, lambda kind: BOOT + kind.expression)
+_CANONICAL: Final = _any_of(BOOT + kind.expression for kind in TABLE)
 _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
+@lru_cache(maxsize=_RECENT)
 def kind_of(path: str) -> PathKind | None:
-    """Which line of the table a path of the tree is; None for what is not one server's, or turns never."""
-    return _CANONICAL.of(path)
+    """Return the line of the table for a path of the tree; None: the path is no server's, or never changes in place."""
+    found = _CANONICAL.fullmatch(path)
+    return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
-def _loosely(kind: PathKind) -> str:
-    """Of any identity, and any token."""
-    return re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text)
-
-
-_LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS), _loosely)
+_NO_ENTRIES: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
+# Of any identity and any token.
+_LOOSE: Final = _any_of(re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NO_ENTRIES)
 
 
 @lru_cache(maxsize=_RECENT)
 def means(path: str) -> PathKind | None:
-    """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
-    return _LOOSE.of(path)
+    """Return the line of the table for a path that is no entry, with any identity and token; None: any other path."""
+    found = _LOOSE.fullmatch(path)
+    return _NO_ENTRIES[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
 @lru_cache(maxsize=_RECENT)
 def token_in(path: str) -> str | None:
-    """The installation that a path names; None: it names none."""
+    """Return the token of the installation that a path names; None: it names none."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and means(path) in (DATA, SECRET, *REPORTS) else None
 
@@ -297,7 +288,7 @@ def is_immutable(path: str) -> bool:
 
 
 def is_content(path: str) -> bool:
-    """Whether entries name it: it stands before they do, and for a while after none does any more."""
+    """Return whether entries name a path. It is published before them, and stays for a while after the last one."""
     return is_immutable(path) or means(path) in (DATA, MEDIUM)
 
 
@@ -353,19 +344,16 @@ def move_order(path: str) -> int:
     if not path.startswith(BOOT) or is_immutable(f"{path}/"):
         return 0
     parts = path.removeprefix(BOOT).split("/")
-    roles = {role for role, pieces in _PIECES if _begin_with(pieces, parts)}
+    roles = {
+        role for role, pieces in _PIECES if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
+    }
     if not roles:
         return 4
     return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
 
 
-def _begin_with(pieces: tuple[re.Pattern[str], ...], parts: list[str]) -> bool:
-    pairs = zip(pieces, parts, strict=False)
-    return len(parts) <= len(pieces) and all(piece.fullmatch(part) for piece, part in pairs)
-
-
 def asked_for(path: str) -> Iterator[Asked]:
-    """What a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
+    """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
     for kind, expression in _ANY_SPELLING:
         if found := expression.fullmatch(path):
             try:
@@ -373,20 +361,17 @@ def asked_for(path: str) -> Iterator[Asked]:
             except Malformed:
                 continue
             rest = path[found.end(1) :]
-            for each in _orders(kind.kind, value):
+            orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
+            for each in orders:
                 own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
                 yield Asked(kind, identity_of(kind.kind, value), own)
-
-
-def _orders(kind: Kind, value: str) -> tuple[str, ...]:
-    return (value, swapped(SystemUuid(value))) if kind is Kind.UUID else (value,)
 
 
 _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)
 
 
 def evidence_expression() -> str:
-    """A regular expression for the paths, below boot/, of which a completed GET from a mirror says something."""
+    """Return an expression for the paths, below boot/, of which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _SAYING)
 
 
@@ -408,3 +393,19 @@ class File:
 
 
 Files = Mapping[str, File]  # by path below the output directory: boot/… for machines, ops/… for operators
+
+
+PAGE: Final = "ops/pages/"
+PAGE_DATA: Final = f"{PAGE}data/"
+PAGE_INDEX: Final = f"{PAGE}index.html"
+# Files of the instance that no manifest lists, and on the page: a name, and the path of a script with the same content.
+ON_PAGE: Final[Mapping[str, tuple[str, str]]] = {
+    "ops/status.json": ("status", f"{PAGE_DATA}status.js"),
+    "ops/unknown.json": ("seen", f"{PAGE_DATA}seen.js"),
+}
+RECORDS: Final = "ops/records/"
+
+
+def is_of_part(path: str) -> bool:
+    """Return whether a file that is no server's is of the page or of the records."""
+    return path.startswith((PAGE, RECORDS))

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.paths import ContentType, File, Files
+from gitboot.render.paths import RECORDS, ContentType, File, Files
 from gitboot.resolve.provisioning_record import Record, exported, shard_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, InstallProgress
@@ -27,7 +27,7 @@ def members_of(machines: Iterable[SystemUuid]) -> Members:
 def changed_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """The same where ``changed`` have a record by now, or none any more."""
+    """Return the members after ``changed`` got a record or lost it."""
     now = dict(before)
     for uuid in changed:
         shard = shard_of(uuid)
@@ -40,7 +40,7 @@ def changed_members(
 def record_files(
     members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> PartFiles:
-    """The files of the shards that have, or had, one of ``changed``; None: of all."""
+    """Return the files of the shards that have, or had, one of ``changed``; None: of all shards."""
     shards = sorted(members if changed is None else {shard_of(uuid) for uuid in changed})
     return PartFiles(
         files={_path(each): _file(members[each], record) for each in shards if each in members},
@@ -59,12 +59,12 @@ def _path(shard: str) -> str:
 
 
 def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
-    """The decision, the plan, and their digests."""
+    """Return the decision, the plan, and their digests as JSON values."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
-        "decision": decision.facts(),
+        "decision": facts(decision),
         "decisionDigest": decision.digest,
-        "plan": plan.facts() if plan else None,
+        "plan": facts(plan),
         "digest": plan.digest if plan else None,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
@@ -93,15 +93,11 @@ def summary(
         "method": boot.method if boot else None,
         "kernelArguments": list(boot.kernel_arguments) if boot else [],
         "files": dict(sorted(files.items())),
-        "override": plan.override.facts() if plan and plan.override else None,
+        "override": facts(plan.override) if plan else None,
         "digest": plan.digest if plan else None,
         "decisionDigest": decision.digest,
         "nextTransition": format_instant(plan.next_transition) if plan and plan.next_transition else None,
     }
-
-
-PAGE: Final = "ops/pages/"
-RECORDS: Final = "ops/records/"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +113,7 @@ class PartFiles:
         return not (self.files or self.gone or self.is_whole)
 
     def then(self, later: PartFiles) -> PartFiles:
-        """Both of them, the later one last."""
+        """Return these files with later ones over them."""
         if later.is_whole:
             return later
         return PartFiles(
@@ -128,8 +124,3 @@ class PartFiles:
 
 
 AS_IT_WAS: Final = PartFiles()
-
-
-def is_of_part(path: str) -> bool:
-    """Whether a file that is no server's is one of these."""
-    return path.startswith((PAGE, RECORDS))

@@ -23,14 +23,13 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None:
         text = _tombstone(decision, f"no plan ({decision.lifecycle})")
     else:
-        header = "".join(f"# {line}\n" for line in heading(plan))
         who = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
-        text = header + _configuration(plan.boot, who, plan.local_disk)
+        text = heading(plan) + _configuration(plan.boot, who, plan.local_disk)
     yield from ((paths.PXELINUX.of(mac), File(text.encode(), ContentType.TEXT)) for mac in decision.macs)
 
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
-    """What PXELINUX finds by interfaces that the server may not boot from: on to its disk."""
+    """Yield the configurations by interfaces that the server may not boot from. They boot its disk."""
     file = File(_tombstone(decision, IDLE).encode(), ContentType.TEXT)
     yield from ((paths.PXELINUX.of(mac), file) for mac in idle)
 
@@ -66,7 +65,7 @@ def _tombstone(decision: Decision, why: str) -> str:
 
 
 def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
-    """What boots, with a word on the screen; the disk where nothing does, or where it is unavailable."""
+    """Return a configuration that announces and boots a boot, or the disk if there is none or it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
         return announced + boot_script_parts.pxelinux_alone(how)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import count
 from typing import Final, NamedTuple
 
 from gitboot.fleet.identities import Machine
@@ -54,11 +53,17 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plan_and_record_files import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import disk_boot_token, progress_of, step_of
 from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record import Record, drift, record_facts
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, Written
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt, InstallProgress, Phase
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+    InstallProgress,
+    Phase,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +126,7 @@ class ServerState:
         stop: Halt = Halt.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
-        """Whether planning anew at ``at``, not before this state was planned, gives the same."""
+        """Return whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld
@@ -188,14 +193,24 @@ def planned(
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> ServerState:
-    """Plan one server for ``at`` and for the transitions after it.
+    """Plan one server for ``at`` and for the transitions after it. The last of them opens no window that has an end.
 
     ``left`` is an instant later than ``at`` that the clock has shown already: what ended before it is over. What is
     made by a file that is ``absent`` is not offered.
     """
     asked = without_left(decision, left)
     now = plan(asked, at, record, stop=stop, absent=absent)
-    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, stop, absent)
+    later: list[tuple[datetime, BootPlan | None]] = []
+    last, since = now, at
+    while len(later) < AHEAD or (last is not None and last.maintenance is not None):
+        following = last.next_transition if last is not None else None
+        if last is None:
+            following = transition(asked, since, record, stop=stop, absent=absent)
+        if following is None:
+            break
+        last, since = plan(asked, following, record, stop=stop, absent=absent), following
+        later.append((since, last))
+    later, refresh_at = _end_within_an_hour(asked, now, later, at, stop, absent)
     if (progress := progress_of(record, at)) is not None and progress.until is not None:
         refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
@@ -206,16 +221,44 @@ def planned(
         absent=absent,
         at=at,
         plan=now,
-        later=later,
+        later=tuple(later),
         refresh_at=refresh_at,
     )
-    if keys.turns_after(at) is None or not state.tokens:
+    if (turns_at := keys.turns_after(at)) is None or not state.tokens:
         return state
-    return replace(state, refresh_at=min(filter(None, (refresh_at, keys.turns_after(at)))))
+    return replace(state, refresh_at=min(filter(None, (refresh_at, turns_at))))
+
+
+def _end_within_an_hour(
+    decision: Decision,
+    now: BootPlan | None,
+    later: list[tuple[datetime, BootPlan | None]],
+    at: datetime,
+    stop: Halt,
+    absent: frozenset[BootFile],
+) -> tuple[list[tuple[datetime, BootPlan | None]], datetime | None]:
+    """Return what comes next, and when to plan it anew, so that a maintenance without an end ends after an hour.
+
+    An instance that is alive renders it anew before that. The hour is counted from a full quarter of one, so that
+    rendering twice gives the same.
+    """
+    opens, last = later[-1] if later else (None, now)
+    if last is None or last.maintenance is None or last.boot is None:
+        return later, None
+    until = at - (at - _EPOCH) % _QUARTER + _HOUR
+    if opens is not None and opens >= until:  # whoever is alive then will open it
+        return later[:-1], opens - _HOUR + _QUARTER
+    unheard = replace(fallback(decision, last, stop, absent), cause=Cause.UNHEARD)
+    return [*later, (until, unheard)], until - _HOUR + _QUARTER
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HOUR: Final = timedelta(hours=1)
+_QUARTER: Final = timedelta(minutes=15)
 
 
 def halted(state: ServerState, keys: TokenKeys) -> ServerState:
-    """The same server as it is planned while everything is stopped: it goes to its disk."""
+    """Return the same server as it is planned while everything is stopped: it goes to its disk."""
     return planned(*(state.decision, state.record, state.at, state.about, Halt.ALL), keys=keys, absent=state.absent)
 
 
@@ -240,26 +283,20 @@ def limited_to(
 
 
 def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
-    """A planned server with its files, by what ``decisions`` say of all servers.
+    """Return a planned server with its files, by what ``decisions`` say of all servers.
 
     What the next transitions will name is among them already, so that nothing is missing when they come. Plans, and
     what is said of them, have tokens as decisions do; ``keys`` make what machines are told.
     """
     decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
     names = keys.names(planned.tokens, planned.at)
-    renderings = [
-        _rendered(decisions, planned, instant, each, names)._replace(
-            disk_boot=disk_boot_token(decision.uuid, progress_of(record, instant or planned.at))
-        )
-        for instant, each in ((None, now), *planned.later)
-    ]
+    renderings = [_rendered(decisions, planned, since, each, names) for since, each in ((None, now), *planned.later)]
     announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     unused = tombstones(decisions.outputs, decision, about.idle)
     end = _end_of_window(decisions, planned, renderings, names)
     announced |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
     files = {**announced, **renderings[0].in_tree, **unused}
-    turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
-    named = _names_of_peers(decisions, decision.server, about, turns)
+    turns = _turns(renderings, unused)
     facts = {
         **{name: value for name, value in summary(decision, now, {}, planned.progress).items() if name != "files"},
         "site": about.site,
@@ -270,13 +307,20 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         "drift": drift(decision, record),
     }
     said = document(decision, now)
-    files[listing_path(decision.server)] = _listing_file(decision.server, renderings, {**announced, **unused}, end)
+    lasting = [(None, {**announced, **unused})]
+    listed = versions([(each.since, each.in_tree) for each in renderings]) | versions(lasting)
+    listing = Listing(
+        server=decision.server,
+        files=dict(sorted(listed.items())),
+        end=window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
+    )
+    files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
         files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
     published = PublishedServer(
         server=decision.server,
-        identities=tuple(sorted({*_identities(decision, about), *named})),
-        shows=_shows(decision, about.machine),
+        identities=tuple(sorted(set(_identities(decisions, decision, about, turns)))),
+        shows=_identities_of_firmware(decision, about.machine),
         summary=facts,
         plan=said,
         files={path: Listed(file.sha256, len(file.content)) for path, file in sorted(files.items())},
@@ -290,51 +334,85 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     )
 
 
-def _later(
-    decision: Decision,
-    planned: BootPlan | None,
-    at: datetime,
-    record: Record | None,
-    stop: Halt,
-    absent: frozenset[BootFile],
-) -> Iterator[tuple[datetime, BootPlan | None]]:
-    """The next transitions; the last of them opens no window, where windows have ends."""
-    for number in count():
-        if number >= AHEAD and (planned is None or planned.maintenance is None):
-            return
-        if (instant := transition(decision, at, record, stop=stop, absent=absent)) is None:
-            return
-        planned = plan(decision, instant, record, stop=stop, absent=absent)
-        yield instant, planned
-        at = instant
+class _Rendering(NamedTuple):
+    """The files of one plan."""
+
+    since: datetime | None  # None: of the plan at hand
+    files: Mapping[str, File]
+    instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
+    plan: BootPlan | None
+    in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
+    asking: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
+    in_copies: bool  # whether OUTPUT and its copies serve one-time boots
+    base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
+    common: Digest | None  # the token by which the installer reports, where its plan has no other
+    names: PublishedNames
+    disk_boot: Digest | None  # what names a fetch of a boot of the disk, if a served installation waits for it
+
+    @property
+    def maintenance(self) -> str | None:
+        """The maintenance that decides what boots, the local disk included."""
+        return self.plan.maintenance if self.plan is not None else None
+
+    @property
+    def writes_disk(self) -> bool:
+        """Return whether what boots may write the disk."""
+        return self.plan is not None and self.plan.writes_disk
 
 
-def _bounded(
-    decision: Decision,
-    now: BootPlan | None,
-    later: tuple[tuple[datetime, BootPlan | None], ...],
-    at: datetime,
-    stop: Halt,
-    absent: frozenset[BootFile],
-) -> tuple[tuple[tuple[datetime, BootPlan | None], ...], datetime | None]:
-    """What comes next, where a maintenance without an end comes last: it is answered for an hour, and then no more.
+def _rendered(
+    decisions: Decisions, server: ServerState, since: datetime | None, planned: BootPlan | None, names: PublishedNames
+) -> _Rendering:
+    decision, stop, machine = server.decision, server.stop, server.about.machine
+    files = _named_files(decisions, decision, planned, names)
+    alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
+    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned, stop)):
+        # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
+        served = replace(decision, restrict=False) if decision.restrict else decision
+        unplanned = fallback(decision, planned, stop, server.absent)
+        if not planned.writes_disk:
+            unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
+        alone = _named_files(decisions, served, unplanned, names)
+    writes = planned is not None and planned.writes_disk
+    is_once = planned is not None and planned.key is not None and writes
+    if is_once and planned is not None and planned.boot is not None:
+        # A DHCP server asks for this path any number of times. Only a BMC, a boot script, or the system that asks for
+        # its user data would show that firmware has booted what it names.
+        is_shown = not planned.boot.direct or planned.boot.asks_by_uuid
+        if not is_shown and (machine is None or machine.bmc is None):
+            files.pop(HTTP_BOOT.of(decision.uuid), None)
+    in_tree = copy_files(decision, planned, stop, files, alone)
+    return _Rendering(
+        since=since,
+        files=files,
+        instead=alone if writes else {},
+        plan=planned,
+        in_tree={path: file for path, file in in_tree.items() if means(path) is not SECRET},
+        asking=asking_scripts(decision, files, alone) if is_once else {},
+        in_copies=decision.copies.one_time_boots,
+        base_url=decisions.base_url if decision.base_url == decisions.base_url else None,
+        common=decision.token,
+        names=names,
+        disk_boot=disk_boot_token(decision.uuid, progress_of(server.record, since or server.at)),
+    )
 
-    An instance that is alive renders it anew before that. The hour is counted from a full quarter of one, so that
-    rendering twice gives the same.
+
+def _named_files(
+    decisions: Decisions, decision: Decision, planned: BootPlan | None, names: PublishedNames
+) -> dict[str, File]:
+    """Return the files of a plan with the published names of tokens.
+
+    User data that a system finds by a token keeps the tokens of decisions at paths that anybody can find by who the
+    machine is: nobody may learn a published name there.
     """
-    opens, last = later[-1] if later else (None, now)
-    if last is None or last.maintenance is None or last.boot is None:
-        return later, None
-    until = at - (at - _EPOCH) % _QUARTER + _HOUR
-    if opens is not None and opens >= until:  # whoever is alive then will open it
-        return later[:-1], opens - _HOUR + _QUARTER
-    unheard = replace(fallback(decision, last, stop, absent), cause=Cause.UNHEARD)
-    return (*later, (until, unheard)), until - _HOUR + _QUARTER
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_HOUR: Final = timedelta(hours=1)
-_QUARTER: Final = timedelta(minutes=15)
+    files = server_files(decisions, decision, planned)
+    untold: frozenset[str] = frozenset()
+    user_data = planned.user_data if planned is not None else None
+    if planned is not None and user_data is not None and planned.data is not None:
+        own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
+        if not any(each.may_ask_by_identity for each in own):
+            untold = frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
+    return names.files(files, untold)
 
 
 class _End(NamedTuple):
@@ -342,14 +420,6 @@ class _End(NamedTuple):
 
     since: datetime
     after: Files  # the files of the server from then on
-
-
-def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, end: _End | None) -> File:
-    """Return the listing of a server, with what a copy changes at the ``end`` of the window that is open now."""
-    files = {**versions([(each.since, each.in_tree) for each in renderings]), **versions([(None, lasting)])}
-    change = window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None
-    listing = Listing(server=server, files=dict(sorted(files.items())), end=change)
-    return File(render_listing(listing), ContentType.JSON)
 
 
 def _end_of_window(
@@ -370,127 +440,48 @@ def _end_of_window(
         if then.maintenance is None or then.plan is None:
             return _End(then.since, then.in_tree)
         instead = fallback(server.decision, then.plan, server.stop, server.absent)
-        own = server_files(decisions, server.decision, instead)
-        return _End(then.since, names.files(own, _untold(server.decision, instead, own)))
+        return _End(then.since, _named_files(decisions, server.decision, instead, names))
     return None
 
 
-class _Rendering(NamedTuple):
-    """The files of one plan."""
+def _turns(renderings: list[_Rendering], unused: Mapping[str, File]) -> dict[str, tuple[Turn, ...]]:
+    """Return what each path that changes in place answers, and from when on, sorted by path.
 
-    since: datetime | None  # None: of the plan at hand
-    files: Mapping[str, File]
-    instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
-    plan: BootPlan | None
-    in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
-    asking: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
-    in_copies: bool  # whether OUTPUT and its copies serve one-time boots
-    base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
-    common: Digest | None  # the token by which the installer reports, where its plan has no other
-    names: PublishedNames
-    disk_boot: Digest | None = None  # what names a fetch of a boot of the disk, if a served installation waits for it
-
-    @property
-    def maintenance(self) -> str | None:
-        """The maintenance that decides what boots, the local disk included."""
-        return self.plan.maintenance if self.plan is not None else None
-
-    @property
-    def writes_disk(self) -> bool:
-        """Return whether what boots may write the disk."""
-        return self.plan is not None and self.plan.writes_disk
-
-    @property
-    def is_of_window(self) -> bool:
-        """Return whether a maintenance decides what boots."""
-        return self.plan is not None and self.plan.phase is Phase.MAINTENANCE
-
-
-def _rendered(
-    decisions: Decisions, server: ServerState, since: datetime | None, planned: BootPlan | None, names: PublishedNames
-) -> _Rendering:
-    decision, stop = server.decision, server.stop
-    own = server_files(decisions, decision, planned)
-    files = names.files(own, _untold(decision, planned, own))
-    instead: Mapping[str, File] = {}
-    alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
-    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned, stop)):
-        # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
-        served = replace(decision, restrict=False) if decision.restrict else decision
-        unplanned = fallback(decision, planned, stop, server.absent)
-        if not planned.writes_disk:
-            unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
-        other = server_files(decisions, served, unplanned)
-        alone = names.files(other, _untold(decision, planned, other))
-    if planned is not None and planned.boot is not None and planned.writes_disk:
-        instead = alone
-        if not _ends(planned, planned.boot, server.about.machine):
-            files.pop(HTTP_BOOT.of(decision.uuid), None)
-    base_url = decisions.base_url if decision.base_url == decisions.base_url else None
-    in_tree = copy_files(decision, planned, stop, files, alone)
-    in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
-    asking: Mapping[str, File] = {}
-    if planned is not None and planned.key is not None and planned.writes_disk:
-        asking = asking_scripts(decision, files, alone)
-    in_copies = decision.copies.one_time_boots
-    return _Rendering(since, files, instead, planned, in_tree, asking, in_copies, base_url, decision.token, names)
-
-
-def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> frozenset[str]:
-    """Where user data lies under what anybody knows of the machine, which asks for its own by a token."""
-    user_data = planned.user_data if planned is not None else None
-    if planned is None or user_data is None or planned.data is None:
-        return frozenset()
-    boots = (each.boot for each in (decision.policy, *decision.maintenances) if each is not None)
-    own = (each for each in boots if each and each.user_data and each.user_data.digest == user_data.digest)
-    if any(each.may_ask_by_identity for each in own):
-        return frozenset()
-    return frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
-
-
-def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
-    """Whether anything would show that firmware has booted what DHCP names to it, and so end that.
-
-    What asks is a DHCP server, any number of times; a loader that it names asks for an entry, which is seen.
+    ``unused`` are files that are answered whatever is planned. Their fetch says nothing.
     """
-    has_bmc = machine is not None and machine.bmc is not None
-    return planned.key is None or not boot.direct or boot.asks_by_uuid or has_bmc
-
-
-def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
-    """What each path that changes in place answers, and from when on."""
     turns: dict[str, tuple[Turn, ...]] = {}
-    for path in sorted({path for each in renderings for path in each.files if not is_immutable(path)}):
+    for path in {path for each in renderings for path in each.files if not is_immutable(path)}:
         kind = kind_of(path)
         assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
-        versions: list[Turn] = []
+        found: list[Turn] = []
         for each in renderings:
             version = _version(kind, path, each)
-            before = versions[-1]._replace(since=version.since) if versions else None
-            if version != before and (versions or version.content is not None):
-                versions.append(version)
-        turns[path] = tuple(versions)
-    return turns
-
-
-def _unturning(tombstones: Mapping[str, File]) -> Iterator[tuple[str, tuple[Turn, ...]]]:
-    """What is answered whatever is planned, and says nothing by being fetched."""
-    for path, file in tombstones.items():
+            before = found[-1]._replace(since=version.since) if found else None
+            if version != before and (found or version.content is not None):
+                found.append(version)
+        turns[path] = tuple(found)
+    for path, file in unused.items():
         turn = Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY)
-        yield path, (turn,)
+        turns[path] = (turn,)
+    return dict(sorted(turns.items()))
 
 
 def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
-    file = rendering.files.get(path)
-    digest = _evidence(kind, path, rendering) if file is not None else None
+    file, planned = rendering.files.get(path), rendering.plan
+    if file is None:
+        digest, writes = None, None
+    else:
+        digest = _evidence(kind, path, rendering)
+        writes = _writes(kind, path, file, digest, rendering)
+    in_window = planned is not None and planned.phase is Phase.MAINTENANCE
     return Turn(
         since=rendering.since,
         content=file.sha256 if file is not None else None,
         content_type=str(file.content_type if file is not None else kind.content_type),
         role=kind.role,
         digest=digest,
-        writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
-        in_window=kind.role in (Role.ENTRY, Role.OFFER) and rendering.is_of_window,
+        writes=writes,
+        in_window=kind.role in (Role.ENTRY, Role.OFFER) and in_window,
     )
 
 
@@ -520,40 +511,31 @@ def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None
 
 
 def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering) -> DiskWrite | None:
-    """How what a path answers is given, if a disk is written by it."""
+    """Return how what a path answers is given, if a disk is written by it."""
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
         return None
-    match kind.role:
-        case Role.ENTRY:
-            pass
-        case Role.OFFER if planned.boot.direct and kind is HTTP_BOOT:
-            pass
-        case Role.DATA if planned.key is not None and planned.boot.asks_by_uuid:
-            pass
-        case _:
-            return None
+    is_once, is_data = planned.key is not None, kind.role is Role.DATA
+    is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
+    if not (kind.role is Role.ENTRY or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
+        return None
+    report = None  # what is booted once by a maintenance is no installation
+    if is_once and planned.phase is Phase.NETWORK:
+        report = planned.token if planned.token is not None else rendering.common
     instead, asking = rendering.instead.get(path), rendering.asking.get(path)
     return DiskWrite(
-        once=planned.key is not None,
+        once=is_once,
         offer=planned.offer,
         hop=asking.sha256 if asking is not None else None,
-        fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
-        needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
-        report=_report_of(planned, rendering.common),
-        in_copies=planned.key is not None and rendering.in_copies,
+        fallback=instead.sha256 if instead is not None and not is_data else None,
+        needs=_needs(file, planned.boot, rendering.base_url) if not is_data else (),
+        report=report,
+        in_copies=is_once and rendering.in_copies,
     )
 
 
-def _report_of(planned: BootPlan, common: Digest | None) -> Digest | None:
-    """By which token the installer reports that a plan boots; None: what it boots once is no installation."""
-    if planned.key is None or planned.phase is not Phase.NETWORK:
-        return None
-    return planned.token if planned.token is not None else common
-
-
 def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
-    """Of what a boot consists, the files that this text names and an endpoint may have itself."""
+    """Return the files of a boot that this text names and that an endpoint may have itself."""
     text, needed = file.content.decode(), set[Need]()
     if base_url is not None:
         own = (f"{base_url}/assets/", f"{base_url}/o/")
@@ -567,7 +549,7 @@ def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
 
 
 def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
-    """What is answered in place, by its sha256, but for what lies in the tree anyway."""
+    """Return what is answered in place, by its sha256, but for what lies in the tree anyway."""
     lies_there = {file.sha256 for file in stored.values()}
     in_place = [
         file
@@ -581,12 +563,12 @@ def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[
 
 @lru_cache(maxsize=1024)  # each of a server's paths is asked for several times
 def _is_stored(path: str) -> bool:
-    """Whether the content of a path lies in the tree, from when it is first planned, and not in its server's state."""
+    """Return whether the content of a path lies in the tree once it is planned, and not in its server's state."""
     return is_immutable(path) or means(path) is MEDIUM
 
 
-def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
-    """Every UUID and serial number that the machine may show, as far as its document says them."""
+def _identities_of_firmware(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
+    """Return every UUID and serial number that the machine may show, as far as its document says them."""
     uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
     if machine is not None:
         serials.add(machine.serial)
@@ -597,18 +579,15 @@ def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, 
     return {"serial": tuple(sorted(known)), "uuid": tuple(sorted(uuids))}
 
 
-def _identities(decision: Decision, about: About) -> Iterator[str]:
+def _identities(decisions: Decisions, decision: Decision, about: About, paths: Collection[str]) -> Iterator[str]:
+    """Yield what a server is found by, also by clients of other systems. ``paths`` are those that it answers."""
     yield from (identity_of(Kind.MAC, mac) for mac in (*decision.macs, *about.idle))
     yield from (identity_of(Kind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
     if decision.serial is not None:
         yield identity_of(Kind.SERIAL, decision.serial)
-
-
-def _names_of_peers(decisions: Decisions, server: str, about: About, paths: Collection[str]) -> Iterator[str]:
-    """By what clients of other systems name a server besides."""
     if Output.BSS in decisions.outputs:
-        names = {server, about.labels.get("xname", server)}
+        names = {decision.server, about.labels.get("xname", decision.server)}
         yield from (identity_of(Kind.NAME, name) for name in names)
         if (nid := about.labels.get("nid")) is not None:
             yield identity_of(Kind.NID, nid)

@@ -32,20 +32,20 @@ class TokenKeys:
     earlier: tuple[EarlierKey, ...] = field(default=(), repr=False)
 
     def turns_after(self, at: datetime) -> datetime | None:
-        """The next instant at which an earlier key begins to count, or counts no more."""
+        """Return the next instant at which an earlier key begins to count, or stops counting."""
         return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
 
     def has_named(self, token: Digest, name: str, at: datetime) -> bool:
-        """Whether a machine that was told ``name`` of a token is heard at an instant."""
+        """Return whether ``name`` counts as the published name of a token at an instant."""
         earlier = (each.key for each in self.earlier if at < each.until)
         return any(_name(token, key) == name for key in (self.key, *earlier))
 
     def name(self, token: Digest) -> Digest:
-        """What one token is called where it is published from now on."""
+        """Return the name under which a token is published from now on."""
         return _name(token, self.key)
 
     def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
-        """What these tokens are called where they are published at an instant."""
+        """Return the names under which these tokens are published at an instant."""
         known = sorted(set(tokens))
         earlier = [each.key for each in self.earlier if each.since <= at < each.until]
         return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
@@ -55,7 +55,7 @@ NO_KEYS: Final = TokenKeys()
 
 
 def _name(token: Digest, key: bytes | None) -> Digest:
-    """What a key makes of a token: of its length, and with its ends, so that it takes its place in base64 as well."""
+    """Return the published name of a token. It has the token's length and ends, to replace it in base64 as well."""
     if key is None:
         return token
     made = hmac.digest(key, token.encode(), "sha256").hex()
@@ -72,7 +72,7 @@ class _Naming:
         self._told: dict[tuple[bytes, str], File] = {}
 
     def told(self, file: File) -> File:
-        """A file as machines are told it; many paths have the same text."""
+        """Return a file with published names. Many paths have the same text."""
         if (told := self._told.get((file.content, file.content_type))) is None:
             text = file.content
             for token, name in self._replaced:
@@ -89,7 +89,7 @@ class PublishedNames:
         self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
 
     def token(self, name: str) -> Digest:
-        """The token that a name in a path is of."""
+        """Return the token of a published name in a path."""
         return self._tokens.get(Digest(name), Digest(name))
 
     def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:
@@ -113,7 +113,7 @@ class PublishedNames:
 
 
 def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
-    """A token and its name, as they are and as what has them in base64 shows them.
+    """Yield a token and its name, as they are and as a text in base64 shows them.
 
     Of three bytes base64 makes four characters, so there are three ways to encode what stands anywhere in a text. The
     characters at the ends are of its neighbours as well; there both are the same.
@@ -125,7 +125,7 @@ def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, byt
 
 
 def _within(text: bytes) -> tuple[bytes, bytes, bytes]:
-    """What base64 has of ``text`` alone, where it begins with a group, a byte after that, or two."""
+    """Return the base64 of ``text`` alone, if it begins with a group, one byte after that, or two."""
     bits = 8 * len(text)
     return (
         b2a_base64(text, newline=False)[: bits // 6],

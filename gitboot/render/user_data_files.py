@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
-from gitboot.render.paths import ContentType, File
+from gitboot.render.paths import BUNDLED, ContentType, File
 from gitboot.resolve.server_decision import Decision, UserDataFiles
 from gitboot.resolve.user_data_formats import family, meta_data, volume
 
@@ -37,7 +37,7 @@ class _Spelling:
 
 
 def _in_capitals(name: str, is_folder: bool) -> bytes:
-    """The name by which those know it who read nothing but ISO 9660, of level 1."""
+    """Return a name for systems that read ISO 9660 of level 1 alone."""
     stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
     return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
 
@@ -51,7 +51,7 @@ _JOLIET: Final = _Spelling(_in_full, has_rock_ridge=False)
 
 
 def disc(label: str, files: Mapping[str, bytes]) -> bytes:
-    """The image of a volume with these files, by path; of folders there is at most one level.
+    """Return the image of a volume with these files, by path. Folders have at most one level.
 
     Names are short and of ASCII, and no two of a folder are alike in their first eight characters and their suffix;
     a folder's records fit into one sector.
@@ -86,7 +86,7 @@ def disc(label: str, files: Mapping[str, bytes]) -> bytes:
 def _descriptor(
     kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
 ) -> bytes:
-    """A volume descriptor: the primary, or the supplementary one by which Joliet is known (ECMA-119, 8.4 and 8.5)."""
+    """Return a volume descriptor: the primary one, or Joliet's supplementary one (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
     little, _ = paths
     return _whole(
@@ -113,7 +113,7 @@ def _descriptor(
 def _path_table(
     names: _Spelling, places: Mapping[tuple[_Spelling, str], int], folders: list[str]
 ) -> tuple[bytes, bytes]:
-    """All folders, which are below the root, in both byte orders (ECMA-119, 9.4)."""
+    """Return the path tables of all folders below the root, in both byte orders (ECMA-119, 9.4)."""
     tables = []
     for order in "<>":
         table = b""
@@ -127,7 +127,7 @@ def _path_table(
 def _folder(
     names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
 ) -> bytes:
-    """The records of what is in a folder, itself and the root included."""
+    """Return the records of what is in a folder, itself and the root included."""
     own, root = places[names, folder], places[names, ""]
     inside = {
         names.spell(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
@@ -156,7 +156,7 @@ def _folder(
 
 
 def _record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
-    """A directory record (ECMA-119, 9.1)."""
+    """Return a directory record (ECMA-119, 9.1)."""
     fixed = _both(place) + _both(size) + _DATE + bytes((_FOLDER if is_folder else 0, 0, 0)) + _both_short(1)
     named = bytes((len(name),)) + name
     body = fixed + named + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
@@ -195,7 +195,7 @@ def _whole(data: bytes) -> bytes:
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """What the plan's boot configures itself by, under ``o/``; also by UUID, and by what is installed once.
+    """Yield the user data of a plan under ``o/``; also by UUID, and by the token of a one-time boot.
 
     Secrets are for endpoints alone; `schedule` keeps them out of what machines and mirrors find in the tree.
     """
@@ -207,7 +207,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         return
     yield from immutable(plan.user_data)
     if family(plan.user_data.format) is UserDataFormat.IGNITION:
-        text = told_by("".join(plan.user_data.files.values()), decision, plan)
+        text = with_attempt_token("".join(plan.user_data.files.values()), decision, plan)
         document = File(text.encode(), ContentType.IGNITION)
         yield from ((paths.IGNITION.of(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
@@ -215,7 +215,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
     if plan.data is not None:
         for name, text in _waited_for(plan.user_data):
-            file = File(told_by(text, decision, plan).encode(), paths.artifact_type(name))
+            file = File(with_attempt_token(text, decision, plan).encode(), paths.artifact_type(name))
             yield from ((paths.DATA.of(mac, plan.data, name), file) for mac in decision.macs)
         named = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
@@ -224,11 +224,11 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
-    """The volume on which the system looks for its user data."""
+    """Return the volume on which the system looks for its user data."""
     found = volume(user_data.format)
     assert found is not None  # noqa: S101 - rule R6 refuses a format without one
     label, folder = found
-    files = {name: told_by(text, decision, plan) for name, text in _waited_for(user_data)}
+    files = {name: with_attempt_token(text, decision, plan) for name, text in _waited_for(user_data)}
     if family(user_data.format) is UserDataFormat.TALOS:  # on NoCloud, whose files have names of their own
         instance = {"instance-id": plan.uuid, "local-hostname": plan.server}
         files = {"user-data": "".join(files.values()), "meta-data": meta_data(instance)}
@@ -242,7 +242,7 @@ def _waited_for(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
         yield "vendor-data", ""
 
 
-def told_by(text: str, decision: Decision, plan: BootPlan) -> str:
+def with_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
     """User data whose installer reports by the name of the attempt that it is of, if it is not the first."""
     if plan.token is None or decision.token is None:
         return text
@@ -253,3 +253,37 @@ def immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
     """User data's own files, below their digest."""
     for name, text in user_data.files.items():
         yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.artifact_type(name))
+
+
+# By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
+_MATCHBOX: Final = {
+    UserDataFormat.IGNITION: "ignition",
+    UserDataFormat.CLOUD_INIT: "cloud",
+    UserDataFormat.AUTOINSTALL: "cloud",
+}
+_GENERIC: Final = "generic"
+
+
+def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``nocloud/<uuid>/``, where a NoCloud seed with ``__dmi.system-uuid__`` looks: all of its files, maybe empty.
+
+    cloud-init asks for each, and waits for what is not there (cloud-init: DataSourceNoCloud, util.read_seeded).
+    """
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None or "meta-data" not in user_data.files:
+        return
+    for name in BUNDLED:
+        text = with_attempt_token(user_data.files.get(name, ""), decision, plan)
+        file = File(text.encode(), ContentType.CLOUD_CONFIG)
+        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
+
+
+def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """User data by MAC address, under the name by which matchbox's clients ask for its format."""
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None:
+        return
+    name = _MATCHBOX.get(family(user_data.format), _GENERIC)
+    text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
+    file = File(with_attempt_token(text, decision, plan).encode())
+    yield from ((paths.USER_DATA.of(mac, name=name), file) for mac in decision.macs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from posixpath import normpath
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from gitboot.render.emulated_apis import FOR_UNKNOWN, Alias
@@ -40,66 +40,60 @@ def shared(
     are the networks that may read the signed list, besides a mirror's own host.
     """
     scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
-    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
+    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)  # None: nothing shows a whole copy
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
-    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last, prefixes, monitors).encode())
-    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last, prefixes, monitors).encode())
-
-
-def _filled(
-    text: str, outputs: Collection[str], last: str | None, prefixes: Sequence[str], monitors: Collection[str]
-) -> str:
-    """Return a configuration with what the table of paths says in the place of its @marks@.
-
-    ``last`` is the path of what a copy has last; None: nothing shows that a copy is complete. ``prefixes`` are the
-    paths of base URLs, the longest first, without a slash at their end.
-    """
+    by_cache_control = _grouped((kind.delivery.cache_control, kind) for kind in _LYING)
+    # Kinds of paths that are sent alike; None: the type goes by the name of the file.
+    alike = _grouped(((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _LYING)
+    endings = _grouped((type, ending) for ending, type in ARTIFACT_TYPES.items())
     marks = {
         "nginx_maps": nginx_maps(outputs),
         "nginx_prefixes": _nginx_prefixes(prefixes),
         "nginx_deliveries": "".join(
-            f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n' for cache_control, kinds in _by_cache_control()
+            f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n'
+            for cache_control, kinds in by_cache_control.items()
         ),
         "nginx_aliases": nginx_locations(outputs),
-        "nginx_files": "".join(_nginx_files(*each) for each in _by_delivery_and_type()),
+        "nginx_files": "".join(_nginx_files(*key, kinds) for key, kinds in alike.items()),
         "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
         "caddy_prefixes": _caddy_prefixes(prefixes),
         "caddy_aliases": caddy(outputs),
-        "caddy_files": "".join(_caddy_files(number, *each) for number, each in enumerate(_by_delivery_and_type())),
+        "caddy_files": "".join(_caddy_files(number, *key, alike[key]) for number, key in enumerate(alike)),
         "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
         "bundled": "|".join(BUNDLED),
         "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
-        "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
-        "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
+        "types": "".join(f'        "{type}" {" ".join(each)};\n' for type, each in endings.items()),
+        "type_headers": "".join(
+            f"\t\t@{each[0]} path {' '.join(f'*.{ending}' for ending in each)}\n"
+            f'\t\theader @{each[0]} Content-Type "{type}"\n'
+            for type, each in endings.items()
+        ),
         "nginx_monitors": "".join(f"        allow {network};\n" for network in sorted(monitors)),
         "caddy_monitors": "".join(f" {network}" for network in sorted(monitors)),
         "for_a_year": FOR_A_YEAR,
         "revalidated": REVALIDATED,
     }
-    for mark, value in marks.items():
-        text = text.replace(f"@{mark}@", value)
-    return text
+    for name, text in (("nginx.conf", _NGINX), ("Caddyfile", _CADDY)):
+        for mark, value in marks.items():
+            text = text.replace(f"@{mark}@", value)
+        yield f"ops/serve/{name}", File(text.encode())
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return the values of each key, in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def _expressions(kinds: Iterable[PathKind]) -> str:
     return "|".join(kind.expression for kind in kinds)
-
-
-def _by_cache_control() -> list[tuple[str, list[PathKind]]]:
-    found: dict[str, list[PathKind]] = {}
-    for kind in _LYING:
-        found.setdefault(kind.delivery.cache_control, []).append(kind)
-    return list(found.items())
-
-
-def _by_delivery_and_type() -> list[tuple[Delivery, str | None, list[PathKind]]]:
-    """Return the kinds of paths that are sent alike; None: the type goes by the name of the file."""
-    found: dict[tuple[Delivery, str | None], list[PathKind]] = {}
-    for kind in _LYING:
-        type = None if kind is DATA else str(kind.content_type)
-        found.setdefault((kind.delivery, type), []).append(kind)
-    return [(*key, kinds) for key, kinds in found.items()]
 
 
 _LYING: Final = tuple(
@@ -107,26 +101,14 @@ _LYING: Final = tuple(
 )  # in a copy; endpoints alone have the other
 
 
-def _by_type() -> list[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
-    for ending, type in ARTIFACT_TYPES.items():
-        found.setdefault(type, []).append(ending)
-    return list(found.items())
-
-
-def _type_header(type: str, endings: list[str]) -> str:
-    name = f"@{endings[0]}"
-    return f'\t\t{name} path {" ".join(f"*.{each}" for each in endings)}\n\t\theader {name} Content-Type "{type}"\n'
-
-
-def _spelt(path: str) -> str:
+def _expression_of_path(path: str) -> str:
     """Return a regular expression for a decoded path, with nothing in it that a configuration quotes or expands."""
     return "".join(
         each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
     )
 
 
-def _decoded(prefix: str) -> str:
+def _decode_path(prefix: str) -> str:
     """Return the path of a base URL as servers compare it: decoded, with single slashes and no dots."""
     return f"/{normpath(unquote(prefix)).lstrip('/')}"
 
@@ -136,7 +118,7 @@ def _nginx_prefixes(prefixes: Sequence[str]) -> str:
 
     If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
     """
-    if not (found := [_spelt(_decoded(prefix)) for prefix in prefixes if prefix]):
+    if not (found := [_expression_of_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
         return ""
     line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
     lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
@@ -167,7 +149,7 @@ def _caddy_prefixes(prefixes: Sequence[str]) -> str:
     lines = ["# Machines find boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
         own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
-        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_spelt(_decoded(prefix))}/", *own, "}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_expression_of_path(_decode_path(prefix))}/", *own, "}"]
         lines += [f"uri @prefix{number} strip_prefix {prefix}"]
     return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
 
@@ -417,36 +399,35 @@ _KEYS: Final = (
 _KINDS: Final = tuple(key.kind for key in _KEYS)
 
 
-def _chosen(outputs: Collection[str]) -> list[Alias]:
+def _aliases(outputs: Collection[str]) -> list[Alias]:
     return [
-        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _asked(alias)
+        alias for alias in (*EMULATED_APIS_TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _kinds(alias)
     ]
 
 
-def _asked(alias: Alias) -> list[PathKind]:
-    """Of what an alias may mean, what its query says by itself."""
+def _kinds(alias: Alias) -> list[PathKind]:
+    """Return the kinds of paths that an alias may mean and that its query names by itself."""
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
-def _file(kind: PathKind, alias: Alias, variable: str) -> str:
-    """What an alias may mean, where a server has what a query says in a variable for each key."""
+def _path(kind: PathKind, alias: Alias, variable: str) -> str:
+    """Return the path that an alias may mean. A web server has what a query names in a variable for each key."""
     return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 
 def nginx_maps(outputs: Collection[str]) -> str:
-    """What a query names, for nginx's ``http``; nothing where nobody asks so."""
-    if not _chosen(outputs):
+    """Return what a query names, for nginx's ``http``; nothing where nobody asks so."""
+    if not _aliases(outputs):
         return ""
-    maps = "".join(_nginx_map(key) for key in _KEYS)
-    return f"# By what a query names a machine.\n{maps}"
-
-
-def _nginx_map(key: _Key) -> str:
-    groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.spelt], key.expression
-    for group in groups:
-        expression = expression.replace("([", f"(?<{group}>[", 1)
-    value = "-".join(f"${{{group}}}" for group in groups)
-    return f'map $arg_{key.kind} $gitboot_{key.kind} {{\n    "~^{expression}$" "{value}";\n    default "-";\n}}\n\n'
+    maps = "# By what a query names a machine.\n"
+    for key in _KEYS:
+        groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.spelt], key.expression
+        for group in groups:
+            expression = expression.replace("([", f"(?<{group}>[", 1)
+        value = "-".join(f"${{{group}}}" for group in groups)
+        match = f'    "~^{expression}$" "{value}";\n    default "-";\n'
+        maps += f"map $arg_{key.kind} $gitboot_{key.kind} {{\n{match}}}\n\n"
+    return maps
 
 
 def nginx_locations(outputs: Collection[str]) -> str:
@@ -455,7 +436,7 @@ def nginx_locations(outputs: Collection[str]) -> str:
     Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
     one that is absent.
     """
-    chosen = _chosen(outputs)
+    chosen = _aliases(outputs)
     known = "".join(_nginx_location_queries(alias) for alias in chosen)
     return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
 
@@ -466,7 +447,7 @@ def _nginx_location_queries(alias: Alias) -> str:
         said = "".join(f"$arg_{key.kind}" for key in _KEYS)
         first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
-    files = [(_file(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _asked(alias)]
+    files = [(_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _kinds(alias)]
     if alias.path in FOR_UNKNOWN:
         files.append((f"/{alias.path}", ContentType.TEXT, ""))
     names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
@@ -497,38 +478,33 @@ _NGINX_IPXE: Final = f"""\
 
 
 def caddy(outputs: Collection[str]) -> str:
-    """Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
-    chosen = _chosen(outputs)
-    maps = "".join(_caddy_map(key) for key in _KEYS) if chosen else ""
+    """Return Caddy's directives. Its log has what was asked for: so an answer says what it is of (RFC 9110, 8.7)."""
+    chosen = _aliases(outputs)
+    found = ""
+    for key in _KEYS if chosen else ():
+        value = "-".join(f"${{{number}}}" for number in key.spelt)
+        found += (
+            f"\t\tmap {{http.request.uri.query.{key.kind}}} {{gitboot_{key.kind}}} {{\n"
+            f'\t\t\t"~^{key.expression}$" "{value}"\n\t\t\tdefault "-"\n\t\t}}\n'
+        )
     is_query = any(alias.path == _IPXE for alias in chosen)
     queries = "".join(f"\t\t\tnot query {key.kind}=*\n" for key in _KEYS) if is_query else ""
-    bare = f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_caddy_route('@first', _FIRST)}"
-    return maps + bare + "".join(_caddy_alias(number, alias) for number, alias in enumerate(chosen))
-
-
-def _caddy_map(key: _Key) -> str:
-    value = "-".join(f"${{{number}}}" for number in key.spelt)
-    return (
-        f"\t\tmap {{http.request.uri.query.{key.kind}}} {{gitboot_{key.kind}}} {{\n"
-        f'\t\t\t"~^{key.expression}$" "{value}"\n\t\t\tdefault "-"\n\t\t}}\n'
-    )
+    found += f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_caddy_route('@first', _FIRST)}"
+    return found + "".join(_caddy_alias(number, alias) for number, alias in enumerate(chosen))
 
 
 def _caddy_alias(number: int, alias: Alias) -> str:
-    matcher, files = f"@alias{number}", [_file(kind, alias, "{gitboot_%s}") for kind in _asked(alias)]
+    """Return directives for an alias; they look for what the matcher does not find, which cannot tell an error."""
+    matcher, files = f"@alias{number}", [_path(kind, alias, "{gitboot_%s}") for kind in _kinds(alias)]
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
     found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
     files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []
+    tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
+    absent = f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
     return (
         f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
-        f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{_caddy_looked_for(files)}\t\t}}\n"
+        f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{absent}\t\t}}\n"
     )
-
-
-def _caddy_looked_for(files: list[str]) -> str:
-    """Directives that look for files which the matcher has not found: it takes what cannot be read for absent."""
-    tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
-    return f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
 
 
 _CADDY_LOOK: Final = """\

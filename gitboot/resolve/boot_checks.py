@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import lru_cache
 from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
@@ -12,121 +13,127 @@ from urllib.parse import urlsplit
 from gitboot.fleet.identities import identities
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Artifact, Artifacts, BootImage, ConfigFrom, SkewMode
+from gitboot.model.boot_image import Artifacts, BootImage, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
     HttpBoot,
+    Maintenance,
     Method,
     NetworkBoot,
     OverrideMode,
     PolicyPower,
     PolicyWait,
     ReinstallMode,
-    Window,
 )
-from gitboot.model.scalars import shown, version_key
-from gitboot.model.server import PROVISIONED, Firmware, Server
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import certificate_ends, shown, version_key
+from gitboot.model.server import PROVISIONED, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (
-    _OF_IPXE,
-    _WITHOUT_HTTPS,
+    FILE,
+    OF_IPXE,
+    WITHOUT_HTTPS,
     BootInputs,
     DecisionFinding,
-    Field,
     FleetTerms,
+    ServerInputs,
     templates_of,
 )
 from gitboot.resolve.kernel_arguments import ArgumentLists
 from gitboot.resolve.plan_at_time import harmless_boot
-from gitboot.resolve.policy_selection import BootSource, Unbootable
-from gitboot.resolve.secret_scan import Secret, leaks, secrets_of_file
-from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, UserDataFiles, provisioned_token
+from gitboot.resolve.policy_selection import BootSource, Pool, Unbootable
+from gitboot.resolve.secret_scan import leaks, secrets_of_file
+from gitboot.resolve.server_decision import (
+    INSTALLING,
+    Boot,
+    Decision,
+    MaintenanceDecision,
+    UserDataFiles,
+    provisioned_token,
+)
 from gitboot.text import count, some
+
+_MOST_IN_A_FILE: Final = 50  # secrets
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
-    """Whatever looks like a secret, in what is published: where it stands in a template, or else at the profile."""
+    """Yield each secret that seems to be published, at its line of a template, or else at the profile."""
     known: set[str] = set()
     for path in templates_of(inputs.profile):
         for secret in secrets_of_file(inputs.files[path])[:_MOST_IN_A_FILE]:
             known.add(secret.digest)
-            yield _of_file(path, secret)
+            message, at = f"what looks like {secret.what} would be published", (Id(FILE, path), (secret.line,))
+            yield _leak(message, at, secret.severity, secret.allowed)
     own: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
     if server is not None:
         own += (provisioned_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
     for leak in leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
         place = (Id("BootProfile", inputs.profile.metadata.name), ("spec", field))
-        why = inputs.allowances.get(field)
         message = f"what looks like {leak.what} would be published: {leak.where}"
-        if why is not None:
-            yield DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {why}", "", place, Severity.WARNING)
-        else:
-            yield DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, leak.severity)
+        yield _leak(message, place, leak.severity, inputs.allowances.get(field))
 
 
-_MOST_IN_A_FILE: Final = 50
+def _leak(
+    message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowed: str | None
+) -> DecisionFinding:
+    """Return the finding of a secret. ``allowed``: why its author allows it."""
+    if allowed is not None:
+        return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowed}", "", place, Severity.WARNING)
+    return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
-def _of_file(path: str, secret: Secret) -> DecisionFinding:
-    message = f"what looks like {secret.what} would be published"
-    if secret.allowed is not None:
-        message = f"{message}; allowed: {secret.allowed}"
-        return DecisionFinding(Code.ALLOWED_SECRET, message, "", (path, secret.line), Severity.WARNING)
-    return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, (path, secret.line), secret.severity)
+def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+    """Yield that several policies select the server with one priority, or that no policy does (rule R3)."""
+    shared, name = inputs.shared, inputs.server.metadata.name
+    if shared.tied:
+        message = f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority"
+        hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
+        yield DecisionFinding(Code.POLICY_TIE, message, hint, (Id("BootPolicy", shared.tied[-1]), ("spec", "select")))
+    elif shared.is_unselected:
+        yield DecisionFinding(
+            Code.NO_POLICY,
+            f"no BootPolicy selects {name}",
+            "select it, name a policy in it, or park it",
+            (Id("Server", name), ("metadata", "name")),
+            Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
+            is_shared=False,
+        )
 
 
-def check_skew(server: Server, inputs: BootInputs) -> Iterator[DecisionFinding]:
-    """Yield that an image is older than its stream wants, at the field that chose the image."""
-    image, skew = inputs.image, inputs.skew
-    if image is None or skew is None or skew.mode is SkewMode.NONE:
-        return
-    version = image.spec.version
-    if version_key(version) < version_key(skew.minimum_version):
-        stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
-        message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
-        severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
-        place = (inputs.chosen_by or Id("Server", server.metadata.name), inputs.chosen_at)
-        yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, place, severity)
+def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+    """Yield what is wrong with the identities, the BMC, the boot loader and the site of a server.
 
-
-def check_override(boot: Boot | None, override: OverrideMode, resource: Id) -> Iterator[DecisionFinding]:
-    """An override that stands on, with a boot that no entry can end."""
-    if boot is not None and boot.direct and override is OverrideMode.CONTINUOUS:
-        message = f"override Continuous with BootImage/{boot.image}, which is booted directly"
-        place = (resource, ("spec", "override"))
-        yield DecisionFinding(Code.OVERRIDE_MODE, message, Code.OVERRIDE_MODE.hint, place)
-
-
-def check_power(power: PolicyPower, network_boot: NetworkBoot, policy: Id) -> Iterator[DecisionFinding]:
-    """A policy that switches on for a boot that is made once, and has none."""
-    if power is PolicyPower.ON and network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        message = f"power On switches a machine on for a boot that is made once, and networkBoot is {network_boot}"
-        hint = "leave out power, or write networkBoot Once or OnImageChange"
-        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
-
-
-def check_wait(wait_for: PolicyWait, server: Server, policy: Id) -> Iterator[DecisionFinding]:
-    """A server that would wait for ever: nothing shows when it is off."""
-    if wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
-        message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
-        hint = "give it a bmc, or let another policy select it"
-        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
-
-
-def check_identities(server: Server) -> Iterator[DecisionFinding]:
-    """Yield each identity of a server that identifies no machine.
-
-    The commit that an instance accepted may have one, if an earlier version accepted it: see `is_accepted_before`.
+    The commit that an instance accepted may have an identity that identifies no machine, if an earlier version
+    accepted it.
     """
+    server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
+    own = Id("Server", server.metadata.name)
     for each in identities(server):
         if each.is_placeholder:
             message = f"the {each.what} {each.value} identifies no machine: many machines show it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
             hint = "leave it out" if is_compared else _HOW_TO_IDENTIFY[each.what]
-            place = (Id("Server", server.metadata.name), each.path)
-            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, place, is_shared=False)
+            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
+    bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
+    if bmc is not None and bmc.tls.ca is not None:
+        ends = _authority_end(inputs.files[bmc.tls.ca])
+        if bmc.tls.verify and ends is not None:
+            message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
+            ca = (Id(FILE, bmc.tls.ca), (1,))
+            yield DecisionFinding(code, message, code.hint, ca, Severity.WARNING, since=ends)
+    loader = inputs.loader
+    if loader is not None and _ENTRIES[loader] not in fleet.outputs:
+        is_own = server.spec.loader is not None
+        message = f"DHCP would name {loader} for it, and {_ENTRIES[loader]} is not among the outputs"
+        hint = f"add {_ENTRIES[loader]} to the Fleet's outputs, or name another loader"
+        place = (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware"))
+        yield DecisionFinding(Code.COMBINATION, message, hint, place)
+    if fleet.has_instances_by_site and len(sites) != 1:
+        found = f"the sites {some(sites)} select it" if sites else "no site selects it"
+        message = f"each site has its own instance, and {found}"
+        yield DecisionFinding(Code.ONE_SITE, message, Code.ONE_SITE.hint, (own, ("metadata",)), is_shared=False)
 
 
 _HOW_TO_IDENTIFY: Final = {
@@ -134,63 +141,89 @@ _HOW_TO_IDENTIFY: Final = {
     "serial": "set a serial number in the machine's firmware and write that, or leave serial out",
     "MAC address": "copy the address from the interface itself",
 }
+_ENTRIES: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 
-def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[DecisionFinding]:
-    """A boot that needs to know which machine it is, of a server whose UUID is not known."""
-    if server.spec.uuid is not None or boot is None:
+@lru_cache(maxsize=1024)  # servers share a few authorities
+def _authority_end(certificates: bytes) -> datetime | None:
+    """Return when the last certificate of a file ends; None: the file has none."""
+    return max(certificate_ends(certificates), default=None)
+
+
+def check_policy(
+    server: Server, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+) -> Iterator[DecisionFinding]:
+    """Yield what is wrong with what a policy boots on a server."""
+    policy = Id("BootPolicy", pool.name)
+    yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
+    if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
+        message = f"power On switches a machine on for a boot that is made once, and networkBoot is {pool.network_boot}"
+        hint = "leave out power, or write networkBoot Once or OnImageChange"
+        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
+    if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # it would wait for ever
+        message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
+        hint = "give it a bmc, or let another policy select it"
+        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
+
+
+def check_maintenance(
+    server: Server, maintenance: Maintenance, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+) -> Iterator[DecisionFinding]:
+    """Yield what is wrong with what a maintenance boots on a server."""
+    spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
+    yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
+    if boot is not None and boot.writes_disk and spec.window.end is None:
+        message = f"{key} boots BootImage/{boot.image}, which writes disks, and its window has no end"
+        yield DecisionFinding(Code.ENDLESS, message, Code.ENDLESS.hint, (key, ("spec", "window")))
+
+
+def _check_boot(
+    server: Server,
+    resource: Id,
+    inputs: BootInputs,
+    boot: Boot | None,
+    override: OverrideMode,
+    network_boot: NetworkBoot,
+    reinstall: ReinstallMode,
+) -> Iterator[DecisionFinding]:
+    """Yield what is wrong with a boot that the policy or maintenance ``resource`` chooses for a server."""
+    image, skew, own = inputs.image, inputs.skew, Id("Server", server.metadata.name)
+    if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
+        version = image.spec.version
+        if version_key(version) < version_key(skew.minimum_version):
+            stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
+            message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
+            severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
+            place = (inputs.chosen_by or own, inputs.chosen_at)
+            yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, place, severity)
+    if boot is None:
         return
-    if boot.writes_disk or boot.asks_by_uuid:
+    if boot.direct and override is OverrideMode.CONTINUOUS:  # no entry can end it
+        message = f"override Continuous with BootImage/{boot.image}, which is booted directly"
+        hint, place = Code.OVERRIDE_MODE.hint, (resource, ("spec", "override"))
+        yield DecisionFinding(Code.OVERRIDE_MODE, message, hint, place)
+    is_always = network_boot is NetworkBoot.ALWAYS
+    if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
+        message = f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot"
+        yield DecisionFinding(Code.EVERY_BOOT, message, Code.EVERY_BOOT.hint, (resource, ("spec", "networkBoot")))
+    is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
+    if is_uuid_needed and server.spec.uuid is None:
         what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
         message = f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known"
         hint = "write its uuid; until it is known lifecycle: Parked, or what writes no disk"
-        place = (Id("Server", server.metadata.name), ("spec",))
-        yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
-
-
-def check_authority(server: Server, ends: datetime | None) -> Iterator[DecisionFinding]:
-    """Yield that the authority by which gitboot verifies the BMC of a server has expired, from its end on."""
-    bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
-    if bmc is not None and bmc.tls.ca is not None and bmc.tls.verify and ends is not None:
-        message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
-        yield DecisionFinding(code, message, code.hint, (bmc.tls.ca, 1), Severity.WARNING, since=ends)
-
-
-def check_site(fleet: FleetTerms, server: Server, sites: Sequence[str]) -> Iterator[DecisionFinding]:
-    """A server of no site, or of several, where each has an instance of its own."""
-    if not fleet.has_instances_by_site or len(sites) == 1:
-        return
-    found = f"the sites {some(sites)} select it" if sites else "no site selects it"
-    message = f"each site has its own instance, and {found}"
-    place = (Id("Server", server.metadata.name), ("metadata",))
-    yield DecisionFinding(Code.ONE_SITE, message, Code.ONE_SITE.hint, place, is_shared=False)
-
-
-def check_every_boot(
-    boot: Boot | None, network_boot: NetworkBoot, reinstall: ReinstallMode, resource: Id
-) -> Iterator[DecisionFinding]:
-    """Disks that would be written at every boot, where no word says that this is meant."""
-    if boot is None or not boot.writes_disk or network_boot is not NetworkBoot.ALWAYS:
-        return
-    if reinstall is not ReinstallMode.EVERY_BOOT:
-        message = f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot"
-        yield DecisionFinding(Code.EVERY_BOOT, message, Code.EVERY_BOOT.hint, (resource, ("spec", "networkBoot")))
-
-
-def check_end(boot: Boot | None, window: Window, maintenance: Id) -> Iterator[DecisionFinding]:
-    """A window without an end in which disks are written."""
-    if boot is not None and boot.writes_disk and window.end is None:
-        message = f"{maintenance} boots BootImage/{boot.image}, which writes disks, and its window has no end"
-        yield DecisionFinding(Code.ENDLESS, message, Code.ENDLESS.hint, (maintenance, ("spec", "window")))
+        yield DecisionFinding(Code.UUID_NEEDED, message, hint, (own, ("spec",)))
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
     """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
     for one, other in combinations(maintenances, 2):
         if one.priority == other.priority and (both := one.overlap(other)) is not None:
+            bounds = zip(("from", "until"), both, strict=True)
+            found = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
+            when = found or "at all times"
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {_when(*both)}",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {when}",
                 Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
                 beside=Id("Maintenance", one.name),
@@ -198,18 +231,13 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
             )
 
 
-def _when(start: datetime | None, end: datetime | None) -> str:
-    bounds = (("from", start), ("until", end))
-    return " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None) or "at all times"
-
-
 def declared(fleet: FleetTerms, server: Server) -> int | DecisionFinding | None:
-    """The number that Git says is provisioned, where that is the evidence; or what is wrong with it."""
-    if not fleet.is_declared:
-        return None
+    """Return the number that Git declares as provisioned, or what is wrong with it. None: no number is declared."""
     text = server.metadata.annotations.get(PROVISIONED)
-    if text is None or (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number
-        return None if text is None else int(text)
+    if not fleet.is_declared or text is None:
+        return None
+    if text.isascii() and text.isdecimal() and len(text) < 19:  # as in any whole number
+        return int(text)
     return DecisionFinding(
         Code.INTEGER,
         f"expected a whole number, found {shown(text)}",
@@ -220,20 +248,25 @@ def declared(fleet: FleetTerms, server: Server) -> int | DecisionFinding | None:
 
 
 def artifacts_of(source: BootSource) -> Artifacts:
-    """What the image has for the machine, if that suits the method and machines can fetch it; `Unbootable` if not."""
-    image = source.image.metadata.name
+    """Return what the image has for a machine. Raises `Unbootable` if it does not suit the method or the machine."""
+    image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
-        raise _wrong_machine(
+        message = f"BootImage/{image} has nothing for {source.architecture}"
+        hint = "add the architecture to the image, or narrow who boots it"
+        raise _wrong_machine(source, Code.NO_ARTIFACT, message, hint)
+    lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
+    if lacking:
+        raise _wrong_method(
             source,
             Code.NO_ARTIFACT,
-            f"BootImage/{image} has nothing for {source.architecture}",
-            "add the architecture to the image, or narrow who boots it",
+            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, which method "
+            f"{spec.method} needs" + (f" with httpBoot {spec.http_boot}" if spec.http_boot else ""),
+            "add the artifact to the image, or change the method",
         )
-    _check_complete(source, artifacts)
-    if not source.mirrors and any(
-        artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)
-    ):
+    single = (artifacts.kernel, artifacts.rootfs, artifacts.uki, artifacts.iso, artifacts.loader)
+    urls = (artifact.url for artifact in (*single, *artifacts.initrds) if artifact is not None)
+    if not source.mirrors and any(url.startswith("oci:") for url in urls):
         raise Unbootable(
             Code.NOT_MIRRORED,
             f"BootImage/{image} has files in a registry, from which no machine fetches",
@@ -249,26 +282,13 @@ def _wrong_method(source: BootSource, code: Code, message: str, hint: str) -> Un
 
 
 def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    """The profile may suit others: what chose it for this machine is looked at first."""
+    """Return the error at what chose the profile for this machine, because the profile may suit others."""
     resource, path = source.chosen_by
     return Unbootable(code, f"{message}; it is booted by {source.profile_id}", hint, resource, *path)
 
 
-def _check_complete(source: BootSource, artifacts: Artifacts) -> None:
-    image, spec = source.image.metadata.name, source.profile.spec
-    lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
-    if lacking:
-        raise _wrong_method(
-            source,
-            Code.NO_ARTIFACT,
-            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, which method "
-            f"{spec.method} needs" + (f" with httpBoot {spec.http_boot}" if spec.http_boot else ""),
-            "add the artifact to the image, or change the method",
-        )
-
-
 def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
-    """The artifacts that the method boots, on firmware that it works on."""
+    """Return the artifacts that the method boots, on firmware that it works on."""
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
@@ -278,13 +298,9 @@ def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
     if spec.method is Method.VIRTUAL_MEDIA:
         return ("iso",)
     if artifacts.kernel is None and artifacts.uki is not None and not uefi:
-        raise _wrong_machine(
-            source,
-            Code.FIRMWARE,
-            f"BootImage/{source.image.metadata.name} has a uki and no kernel for {source.architecture}, "
-            "which BIOS cannot boot",
-            Code.FIRMWARE.hint,
-        )
+        image = source.image.metadata.name
+        message = f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot"
+        raise _wrong_machine(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
     return ("kernel",) if artifacts.uki is None else ()
 
 
@@ -295,148 +311,112 @@ _HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
 }
 
 
-def _all(artifacts: Artifacts) -> tuple[Artifact | None, ...]:
-    single = (artifacts.kernel, artifacts.rootfs, artifacts.uki, artifacts.iso, artifacts.loader)
-    return (*single, *artifacts.initrds)
-
-
 def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Arguments, user data, labels and taints reach the system by this boot, or `Unbootable`."""
+    """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the system by this boot."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
-        _check_medium(boot, source, user_data)
+        if boot.method is not Method.VIRTUAL_MEDIA:
+            message = f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none"
+            hint = "boot it by method VirtualMedia, or correct the image's configFrom"
+            raise _wrong_method(source, Code.NO_WAY_IN, message, hint)
+        if user_data_formats.volume(user_data.format) is None:
+            why = f"no system looks for {user_data.format} on a medium"
+            message = f"BootImage/{boot.image} says configFrom: Medium, and {why}"
+            hint = "build it into the image, or boot a kernel, which is told where it is"
+            at = ("spec", "userData", "format")
+            raise Unbootable(Code.NO_WAY_IN, message, hint, source.profile_id, *at)
     elif boot.direct:
         _check_direct_boot(boot, source, own, user_data)
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
-        raise Unbootable(
-            Code.NO_WAY_IN,
-            f"BootImage/{boot.image} says configFrom: None, so user data does not reach it",
-            "leave out userData, or correct the image's configFrom",
-            source.profile_id,
-            *("spec", "userData"),
-        )
-
-
-def _check_medium(boot: Boot, source: BootSource, user_data: UserDataFiles) -> None:
-    """A second medium can be inserted, and the system looks for what is on it."""
-    if boot.method is not Method.VIRTUAL_MEDIA:
-        raise _wrong_method(
-            source,
-            Code.NO_WAY_IN,
-            f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
-            "boot it by method VirtualMedia, or correct the image's configFrom",
-        )
-    if user_data_formats.volume(user_data.format) is None:
-        raise Unbootable(
-            Code.NO_WAY_IN,
-            f"BootImage/{boot.image} says configFrom: Medium, and no system looks for {user_data.format} on a medium",
-            "build it into the image, or boot a kernel, which is told where it is",
-            source.profile_id,
-            *("spec", "userData", "format"),
-        )
+        message = f"BootImage/{boot.image} says configFrom: None, so user data does not reach it"
+        hint = "leave out userData, or correct the image's configFrom"
+        raise Unbootable(Code.NO_WAY_IN, message, hint, source.profile_id, "spec", "userData")
 
 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """What is booted without a loader is given nothing, but for what its system fetches itself."""
+    """Raise `Unbootable` if a boot without a loader needs anything but what its system fetches itself."""
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.family(user_data.format).value == "Ignition":
         return  # all of it can stand in the Ignition document that the system fetches
     giver = next((resource for resource, arguments in own if arguments), None)
-    what, resource, path = None, source.profile_id, ("spec", "method")
     if user_data is not None:
-        what, path = "user data", ("spec", "userData")
+        what, resource, path = "user data", source.profile_id, ("spec", "userData")
     elif giver is not None:
         what, resource, path = "kernel arguments", giver, ("spec", "kernelArguments")
     elif source.pool is not None and (boot.node_labels or boot.node_taints):
         what, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
-    if what is not None:
-        file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
-        raise Unbootable(
-            Code.NO_WAY_IN,
-            f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}",
-            Code.NO_WAY_IN.hint,
-            resource,
-            *path,
-        )
+    else:
+        return
+    file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
+    message = f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}"
+    raise Unbootable(Code.NO_WAY_IN, message, Code.NO_WAY_IN.hint, resource, *path)
 
 
 def check_command_line(
-    merged: tuple[str, ...], source: BootSource, places: Callable[[], Mapping[str, tuple[Id, int]]]
+    merged: tuple[str, ...], source: BootSource, find_places: Callable[[], Mapping[str, tuple[Id, int]]]
 ) -> None:
-    """Loaders and the kernel take the arguments as they are, or `Unbootable`; ``places``: where each is written."""
+    """Raise `Unbootable` if loaders or the kernel do not take the arguments as they are.
+
+    The error is at the argument that they do not take; if they take each alone, at the list with the longest part.
+    ``find_places`` returns where each argument is written: the resource, and the number in its list.
+    """
     try:
-        _carried(merged)
+        _quote(merged)
+        return
     except Unquotable as error:
-        resource, path = _to_look_at(merged, source, places())
-        raise Unbootable(Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.hint, resource, *path) from None
-
-
-def _carried(arguments: tuple[str, ...]) -> None:
-    ipxe_arguments(arguments)
-    grub_arguments(arguments)
-
-
-def _to_look_at(
-    merged: tuple[str, ...], source: BootSource, places: Mapping[str, tuple[Id, int]]
-) -> tuple[Id, tuple[str | int, ...]]:
-    """The argument that cannot be carried; where each alone could be, the list that the longest part comes from."""
+        message = error.message
+    places = find_places()
     lengths: Counter[Id] = Counter()
     for argument in (argument for argument in merged if argument in places):
         resource, number = places[argument]
-        try:
-            _carried((argument,))
-        except Unquotable:
-            return resource, ("spec", "kernelArguments", number)
         lengths[resource] += len(argument)
+        try:
+            _quote((argument,))
+        except Unquotable:
+            at = ("spec", "kernelArguments", number)
+            raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, *at) from None
     longest = max(lengths, key=lambda resource: lengths[resource], default=source.profile_id)
-    return longest, ("spec", "kernelArguments")
+    raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, longest, "spec", "kernelArguments")
 
 
-def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFinding]:
-    """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
-    if decision.endpoint is None and not decision.copies.one_time_boots and any(_one_time_boots(decision)):
-        message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
-        place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
-        yield _warning(Code.NO_ENDPOINT, message, place)
-    if fleet.serving.late_ends is not None:
-        return
-    for maintenance in decision.maintenances:
-        if (why := _late_end(fleet, decision, maintenance)) is not None:
-            message = f"Maintenance/{maintenance.name}: {why}"
-            place = (Id("Maintenance", maintenance.name), ("spec", "window"))
-            yield _warning(Code.LATE_END, message, place)
-
-
-def _warning(code: Code, message: str, place: tuple[Id, Field]) -> DecisionFinding:
-    return DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
+def _quote(arguments: tuple[str, ...]) -> None:
+    """Raise `Unquotable` if iPXE or GRUB cannot pass the arguments on."""
+    ipxe_arguments(arguments)
+    grub_arguments(arguments)
 
 
 _MOST_NAMED: Final = 20  # servers in one line
 
 
-def _one_time_boots(decision: Decision) -> Iterator[Boot]:
-    """Yield the boots of a server that write its disk and are served once."""
-    for each in (decision.policy, *decision.maintenances):
-        if each is not None and (boot := each.boot) is not None and boot.writes_disk and each.network_boot in _ONCE:
-            yield boot
-
-
-_ONCE: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-
-
-def _late_end(fleet: FleetTerms, decision: Decision, maintenance: MaintenanceDecision) -> str | None:
-    """Return why copies cannot end a maintenance on time; None: they can, or have nothing to end."""
-    boot, alone = maintenance.boot, harmless_boot(decision.policy)
-    if boot is None and alone is None:
-        return None  # the disk, before and after the end
-    is_once = boot is not None and boot.writes_disk and maintenance.network_boot in _ONCE
-    if is_once and not decision.copies.one_time_boots:
-        return None  # no copy has the boot
-    if decision.endpoint is None:
-        return "no endpoint is named, so a copy of the boot files ends it only with the next copy"
-    unable = sorted(_unable(fleet, decision, boot, alone))
-    if not unable:
-        return None
-    return f"{' and '.join(unable)} cannot ask {decision.endpoint} for its end, so copies do not have it for them"
+def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFinding]:
+    """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
+    endpoint, copies = decision.endpoint, decision.copies
+    found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
+    is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALLING for each in found)
+    if endpoint is None and not copies.one_time_boots and is_once:
+        message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
+        place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
+        code = Code.NO_ENDPOINT
+        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
+    if fleet.serving.late_ends is not None:
+        return
+    alone = harmless_boot(decision.policy)
+    for maintenance in decision.maintenances:
+        boot = maintenance.boot
+        if boot is None and alone is None:
+            continue  # the disk, before and after the end
+        is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALLING
+        if is_once and not copies.one_time_boots:
+            continue  # no copy has the boot
+        unable = " and ".join(sorted(_unable(fleet, decision, boot, alone)))
+        if endpoint is None:
+            why = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+        elif unable:
+            why = f"{unable} cannot ask {endpoint} for its end, so copies do not have it for them"
+        else:
+            continue
+        place = (Id("Maintenance", maintenance.name), ("spec", "window"))
+        message, code = f"Maintenance/{maintenance.name}: {why}", Code.LATE_END
+        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
 
 
 def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
@@ -446,9 +426,9 @@ def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boo
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
         return
     if urlsplit(decision.endpoint or "").scheme == "https":
-        if not decision.copies.ipxe_https and outputs & _OF_IPXE:
+        if not decision.copies.ipxe_https and outputs & OF_IPXE:
             yield "iPXE"
-        yield from (name for name, its in _WITHOUT_HTTPS if outputs & its)
+        yield from (name for name, its in WITHOUT_HTTPS if outputs & its)
     if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:

@@ -13,16 +13,16 @@ from msgspec.json import decode
 
 from gitboot.fleet.documents import sealed
 from gitboot.fleet.resources import Id, Resource
-from gitboot.jsonio import Digest, canonical
+from gitboot.jsonio import Digest, canonical, facts
 from gitboot.model.boot_image import Artifact, Artifacts
-from gitboot.model.boot_policy import NetworkBoot, Taint, UserData
+from gitboot.model.boot_policy import NetworkBoot, UserData
 from gitboot.model.fields import written
 from gitboot.model.scalars import Malformed
 from gitboot.model.server import Server
 from gitboot.problems import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
-from gitboot.resolve.decision_inputs import templates_of
+from gitboot.resolve.decision_inputs import FILE, templates_of
 from gitboot.resolve.kernel_arguments import (
     ArgumentLists,
     argument_lists,
@@ -37,34 +37,12 @@ from gitboot.resolve.templates import TemplateSet
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
+class _SharedBoot:
     """What boots have in common that differ at most in their servers and in files: everything but their texts."""
 
     boot: Boot
     documents: tuple[object, ...]  # that it is made of, which are held
     seen: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
-
-
-def _boot_without_texts(source: BootSource) -> Boot:
-    """Return a boot without arguments and files that are rendered. Raises `Unbootable` if it cannot work."""
-    profile, image, pool = source.profile, source.image, source.pool
-    return Boot(
-        profile=profile.metadata.name,
-        image=image.metadata.name,
-        version=image.spec.version,
-        method=profile.spec.method,
-        http_boot=profile.spec.http_boot,
-        writes_disk=image.spec.writes_disk,
-        config_from=image.spec.config_from,
-        files=boot_files(artifacts_of(source), source.base_url, mirrors=source.mirrors),
-        kernel_arguments=(),
-        user_data=None,
-        node_labels=pool.node_labels if pool else {},
-        node_taints=pool.node_taints if pool else (),
-        entries={},
-        templates={},
-        boots=image.spec.boots,
-    )
 
 
 class Composer:
@@ -73,31 +51,16 @@ class Composer:
     def __init__(self) -> None:
         self._templates = TemplateSet({})
         self._plain = Plain()
-        self._begun: dict[tuple[object, ...], _Begun] = {}  # by all that it depends on; documents by identity
+        # By all that it depends on; documents by their identity.
+        self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
-        """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
-        return self._rendered(self._begin(source), source)
+        """Return the boot with nothing left to choose. Raises `Unbootable` if it cannot work.
 
-    def _begin(self, source: BootSource) -> _Begun:
-        documents = source.profile, source.image, source.pool, source.maintenance
-        places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
-        of = (*map(id, documents), *places)
-        if (known := self._begun.get(of)) is None:
-            known = self._begun[of] = _Begun(_boot_without_texts(source), documents)
-        return known
-
-    def _digests_of(self, source: BootSource) -> Mapping[str, Digest]:
-        """Return the digest of each template of a boot, by path."""
-        files = tuple((path, source.files[path]) for path in sorted(templates_of(source.profile)))
-        if (known := self._digests.get(files)) is None:
-            known = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
-        return known
-
-    # Templates: arguments first, then user data, which may show them, then entries, which may show all.
-
-    def _rendered(self, begun: _Begun, source: BootSource) -> Boot:
+        Arguments are rendered first, then user data, which may show them, then entries, which may show both.
+        """
+        begun = self._shared_boot(source)
         boot, profile = begun.boot, source.profile.spec
         lists = argument_lists(boot, source)
         context = Context(self._plain, boot, source, begun.seen)
@@ -106,7 +69,7 @@ class Composer:
             try:
                 shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
             except TemplateFault as fault:
-                raise _unbootable(fault, wanted.template, source, "userData", "template") from None
+                raise _unbootable(fault, wanted.template) from None
             shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
@@ -115,105 +78,120 @@ class Composer:
             merged = with_user_data_arguments(merged, user_data)
         check_way_in(boot, source, own_arguments(source), user_data)
         if not boot.direct:
-            rendering = partial(self._rendered_arguments, context=with_url)
-            check_command_line(merged, source, partial(_places, lists, rendering))
+            check_command_line(merged, source, lambda: self._places(lists, with_url))
         entry_context = with_url.having(kernel_arguments=list(merged))
         entries = {
-            loader: self._file(path, entry_context, source, "templates", loader)
+            loader: self._file(path, entry_context, source)
             for loader in ("grub", "ipxe")
             if (path := getattr(profile.templates, loader)) is not None
         }
-        templates = self._digests_of(source)
-        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=templates)
+        files = tuple((path, source.files[path]) for path in sorted(templates_of(source.profile)))
+        if (digests := self._digests.get(files)) is None:
+            digests = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
+        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
+
+    def _shared_boot(self, source: BootSource) -> _SharedBoot:
+        """Return the boot without arguments and files that are rendered."""
+        profile, image, pool = source.profile, source.image, source.pool
+        documents = profile, image, pool, source.maintenance
+        places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
+        of = (*map(id, documents), *places)
+        if (known := self._shared_boots.get(of)) is None:
+            boot = Boot(
+                profile=profile.metadata.name,
+                image=image.metadata.name,
+                version=image.spec.version,
+                method=profile.spec.method,
+                http_boot=profile.spec.http_boot,
+                writes_disk=image.spec.writes_disk,
+                config_from=image.spec.config_from,
+                files=boot_files(artifacts_of(source), source.base_url, mirrors=source.mirrors),
+                kernel_arguments=(),
+                user_data=None,
+                node_labels=pool.node_labels if pool else {},
+                node_taints=pool.node_taints if pool else (),
+                entries={},
+                templates={},
+                boots=image.spec.boots,
+            )
+            known = self._shared_boots[of] = _SharedBoot(boot, documents)
+        return known
 
     def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
         rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
         return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
-        """One place's arguments with their numbers; an empty one is none."""
+        """Return one place's arguments with their numbers, without those that are empty."""
         rendered = []
         for number, text in enumerate(given):
             try:
                 text = self._templates.render_text(text, context.mapping) if "{" in text else text
             except TemplateFault as fault:
-                raise Unbootable(
-                    fault.code, fault.message, fault.code.hint, resource, "spec", "kernelArguments", number
-                ) from None
+                at = ("spec", "kernelArguments", number)
+                raise Unbootable(fault.code, fault.message, fault.code.hint, resource, *at) from None
             if text:
                 rendered.append((number, text))
         return rendered
 
-    def argument_places(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
-        """Where each of a composed boot's arguments is written: (resource, number in its list).
+    def _places(self, lists: ArgumentLists, context: Context) -> dict[str, tuple[Id, int]]:
+        return {
+            text: (resource, number)
+            for resource, given in lists
+            for number, text in self._rendered_arguments(resource, given, context)
+        }
 
-        What leads to the user data is written nowhere.
+    def argument_places(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
+        """Return where each of a composed boot's arguments is written: the resource, and the number in its list.
+
+        The arguments that lead to the user data are not written anywhere.
         """
         context = Context(self._plain, boot, source, {})
         with_url = context.having(urls=context.urls(boot.user_data))
-        places = _places(argument_lists(boot, source), partial(self._rendered_arguments, context=with_url))
+        places = self._places(argument_lists(boot, source), with_url)
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
-        at = ("spec", "userData", "format")
         at_most = source.image.spec.user_data
         if not user_data_formats.understood(wanted.format, at_most):
-            raise Unbootable(
-                Code.USER_DATA_FORMAT,
-                f"user data is {wanted.format}, and BootImage/{source.image.metadata.name} understands {at_most}",
+            message = f"user data is {wanted.format}, and BootImage/{source.image.metadata.name} understands {at_most}"
+            hint, at = (
                 "change the format, or the image's userData if it says too little",
-                source.profile_id,
-                *at,
+                ("spec", "userData", "format"),
             )
+            raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
         secrets = secret_texts(source)
-        text = self._checked(
-            wanted.template, "template", partial(user_data_formats.check, wanted.format), context, source
-        )
-        beside = {
-            name: self._checked(
-                path, field, partial(user_data_formats.check_beside, wanted.format, name), context, source
-            )
-            for name, (field, path) in wanted.beside.items()
-        }
+        check = partial(user_data_formats.check, wanted.format)
+        text = self._checked(wanted.template, check, context, source)
+        beside = {}
+        for name, (_, path) in wanted.beside.items():
+            check = partial(user_data_formats.check_beside, wanted.format, name)
+            beside[name] = self._checked(path, check, context, source)
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
         found = user_data_formats.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
         return replace(found, secrets=secrets) if secrets else found
 
-    def _checked(
-        self, path: str, field: str, check: Callable[[str], None], context: Context, source: BootSource
-    ) -> str:
-        """A rendered file of the user data, if it is what it has to be."""
-        text = self._file(path, context, source, "userData", field)
+    def _checked(self, path: str, check: Callable[[str], None], context: Context, source: BootSource) -> str:
+        """Return a rendered file of the user data, if it is what it has to be."""
+        text = self._file(path, context, source)
         try:
             check(text)
         except Malformed as error:
-            at = ("spec", "userData", field)
-            raise Unbootable(
-                error.code, error.message, error.hint, source.profile_id, *at, template=(path, 1)
-            ) from None
+            raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), 1) from None
         return text
 
-    def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
+    def _file(self, path: str, context: Context, source: BootSource) -> str:
         try:
             return self._templates.of(source.files).render_file(path, context.mapping)
         except TemplateFault as fault:
-            raise _unbootable(fault, path, source, *field) from None
+            raise _unbootable(fault, path) from None
 
 
-def _unbootable(fault: TemplateFault, path: str, source: BootSource, *field: str) -> Unbootable:
+def _unbootable(fault: TemplateFault, path: str) -> Unbootable:
     """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
-    place = "spec", *field
-    return Unbootable(
-        fault.code, fault.message, fault.code.hint, source.profile_id, *place, template=(path, fault.line or 1)
-    )
-
-
-def _places(
-    lists: ArgumentLists, rendering: Callable[[Id, tuple[str, ...]], list[tuple[int, str]]]
-) -> dict[str, tuple[Id, int]]:
-    return {text: (resource, number) for resource, given in lists for number, text in rendering(resource, given)}
+    return Unbootable(fault.code, fault.message, fault.code.hint, Id(FILE, path), fault.line or 1)
 
 
 class Plain:
@@ -227,25 +205,23 @@ class Plain:
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def of(self, resource: Resource) -> dict[str, Any]:
+        """Return a resource as templates see it."""
+        last = self._last if isinstance(resource, Server) else self._made.get(id(resource))
+        if last is not None and last[0] is resource:
+            return last[1]
+        dumped = written(resource)
+        plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
+        for interface in plain.get("interfaces", ()):
+            interface["mac"] = interface["mac"].replace("-", ":")
         if isinstance(resource, Server):
-            if self._last[0] is not resource:
-                self._last = resource, _plain(resource)
-            return self._last[1]
-        if (found := self._made.get(id(resource))) is None:
-            found = self._made[id(resource)] = resource, _plain(resource)
-        return found[1]
-
-
-def _plain(resource: Resource) -> dict[str, Any]:
-    dumped = written(resource)
-    plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
-    for interface in plain.get("interfaces", ()):
-        interface["mac"] = interface["mac"].replace("-", ":")
-    return plain
+            self._last = resource, plain
+        else:
+            self._made[id(resource)] = resource, plain
+        return plain
 
 
 def _in_order(value: Any) -> Any:
-    """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
+    """Return a value whose mappings are in the order of their keys: how YAML was written changes no byte."""
     return decode(canonical(value))
 
 
@@ -260,6 +236,7 @@ class Context:
         self._mapping: dict[str, Any] | None = None
 
     def having(self, **more: Any) -> Context:
+        """Return the context with more names."""
         other = Context(self._plain, self._boot, self._source, self._shared)
         other._more, other._common = {**self._more, **more}, self._common
         return other
@@ -267,29 +244,26 @@ class Context:
     @property
     def mapping(self) -> Mapping[str, Any]:
         if self._mapping is None:
+            source = self._source
             if not self._common:
-                self._common.update(self._made())
+                if not self._shared:
+                    self._shared.update(self._seen_by_all())
+                self._common.update({**self._shared, "vars": merged_vars(source), "urls": self.urls(None)})
+                if source.server is not None:
+                    self._common["server"] = self._plain.of(source.server)
             self._mapping = {**self._common, **self._more}
         return self._mapping
 
-    def _made(self) -> dict[str, Any]:
-        source = self._source
-        if not self._shared:
-            self._shared.update(self._seen_by_all())
-        made = {**self._shared, "vars": merged_vars(source), "urls": self.urls(None)}
-        if source.server is not None:
-            made["server"] = self._plain.of(source.server)
-        return made
-
     def _seen_by_all(self) -> dict[str, Any]:
         """Return what does not depend on the server."""
-        source, plain = self._source, self._plain.of
+        source, plain, boot = self._source, self._plain.of, self._boot
+        taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
         seen: dict[str, Any] = {
-            "image": {**plain(source.image), "artifacts": self._boot.files.facts()},
+            "image": {**plain(source.image), "artifacts": facts(boot.files)},
             "profile": plain(source.profile),
             "phase": str(source.phase),
-            "node_labels": _in_order(self._boot.node_labels),
-            "node_taints": [_taint(taint) for taint in self._boot.node_taints],
+            "node_labels": _in_order(boot.node_labels),
+            "node_taints": taints,
             "site": {"name": source.site, "baseURL": source.base_url},
         }
         if source.pool is not None:
@@ -299,13 +273,17 @@ class Context:
         return seen
 
     def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
-        """Where the machine finds what; ``user_data`` only once that is rendered."""
+        """Return where the machine fetches what; ``user_data`` only once that is rendered."""
         own = self._common.get("urls") or _urls(self._source)
         return {**own, "user_data": user_data.url} if user_data is not None else own
 
 
 def _urls(source: BootSource) -> dict[str, Any]:
-    urls: dict[str, Any] = {"base": source.base_url, "secrets": secret_urls(source)}
+    """Return where a machine fetches its boot script and secrets, and reports.
+
+    The host that serves one-time boots has the secrets, whatever mirror has the rest.
+    """
+    urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
         urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
@@ -313,18 +291,15 @@ def _urls(source: BootSource) -> dict[str, Any]:
         token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
         for report in ("failed", "provisioned"):
             urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
+        urls["secrets"] = {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}
     return urls
-
-
-def _taint(taint: Taint) -> dict[str, str]:
-    return {"key": taint.key, "value": taint.value, "effect": str(taint.effect)}
 
 
 _WITH_AN_END: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)
 
 
 def secret_files(source: BootSource) -> dict[str, str]:
-    """The files of its secrets by name: the profile's, and over them the server's own."""
+    """Return the files of a server's secrets by name: the profile's, and over them the server's own."""
     user_data = source.profile.spec.user_data
     if user_data is None or source.server is None or source.pool is None:
         return {}
@@ -334,36 +309,18 @@ def secret_files(source: BootSource) -> dict[str, str]:
 
 
 def secret_texts(source: BootSource) -> dict[str, str]:
-    """The encrypted secrets by name, as they are published; raise `Unbootable` where they would be given for ever."""
+    """Return the encrypted secrets by name, as base64. Raises `Unbootable` if they would be served for ever."""
     found = secret_files(source)
     user_data = source.profile.spec.user_data
     if user_data is not None and user_data.secrets and not found:
-        raise Unbootable(
-            Code.SECRET_KEPT_OPEN,
-            f"the user data names secrets, and {_boot(source)}",
-            Code.SECRET_KEPT_OPEN.hint,
-            source.profile_id,
-            *("spec", "userData", "secrets"),
-        )
+        why = "unknown machines boot it"
+        if source.maintenance is not None:
+            why = f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
+        elif source.pool is not None:
+            why = f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
+        message, at = f"the user data names secrets, and {why}", ("spec", "userData", "secrets")
+        raise Unbootable(Code.SECRET_KEPT_OPEN, message, Code.SECRET_KEPT_OPEN.hint, source.profile_id, *at)
     return {name: b64encode(sealed(source.files[path])).decode() for name, path in found.items()}
-
-
-def _boot(source: BootSource) -> str:
-    if source.maintenance is not None:
-        return f"Maintenance/{source.maintenance.metadata.name} boots it, which is no installation"
-    if source.pool is not None:
-        return f"BootPolicy/{source.pool.name} boots it with networkBoot {source.pool.network_boot}"
-    return "unknown machines boot it"
-
-
-def secret_urls(source: BootSource) -> dict[str, str]:
-    """Where the machine fetches each: from who gives what is made once, whatever mirror has the rest."""
-    names = secret_files(source)
-    if not names or source.server is None:
-        return {}
-    mac, spec = source.server.boot_macs[0], source.server.spec
-    token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
-    return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in names}
 
 
 # What mirrored files are called below their digest; the name says as what one is served.
@@ -391,5 +348,5 @@ def boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFil
 
 
 def fetched_from(url: str, base_url: str) -> str:
-    """Where an artifact lies that a document names below a base URL."""
+    """Return the URL of an artifact below a base URL."""
     return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,6 @@ from gitboot.resolve.policy_selection import (
     Pool,
     Selecting,
     Tie,
-    Unbootable,
     Won,
     choose_image,
     choose_policy,
@@ -100,19 +99,19 @@ class ServerInputs:
     files: Mapping[str, bytes]  # by path: those that the server names
     shared: SharedInputs
 
+    @property
+    def loader(self) -> Loader | None:
+        """The boot loader that DHCP names for the server; None: the default one."""
+        return self.server.spec.loader or self.shared.loader
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownInputs:
-    """Everything that the boots of unknown machines are made of."""
-
-    fleet: str
-    base_url: str
-    endpoint: str | None
-    mirrors: bool
-    boot: BootInputs | None  # None: the Fleet has no profile for unknown machines
+    @property
+    def local_disk(self) -> str | None:
+        """How boot loaders start the disk of the server; None: the default way."""
+        return self.server.spec.local_disk or self.shared.local_disk
 
 
 Field = tuple[str | int, ...]
+FILE: Final = "file"  # the kind in the place of a finding that is in a file; the field is its line, 1-based
 
 
 class DecisionFinding(NamedTuple):
@@ -121,7 +120,7 @@ class DecisionFinding(NamedTuple):
     code: Code
     message: str
     hint: str
-    place: tuple[Id, Field] | tuple[str, int]  # a resource's field; or a template's path and line
+    place: tuple[Id, Field]  # a document and its field; or `FILE` and its path, and the line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
     most_named: int = 2  # servers that the message names; it counts the others
@@ -137,34 +136,35 @@ class FindingPlace(NamedTuple):
     place: Place
 
 
-def of_unbootable(error: Unbootable) -> DecisionFinding:
-    """A boot that cannot work, as a finding."""
-    return DecisionFinding(error.code, error.message, error.hint, error.template or (error.resource, error.path))
-
-
 def located(
     repository: FleetRepository,
-    found: Collection[tuple[str, DecisionFinding]],
+    found: Iterable[tuple[str, DecisionFinding]],
     known: Mapping[DecisionFinding, FindingPlace],
 ) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
-    """What was found, of which server, as problems, each once; and where the findings are placed.
+    """Return the findings of servers as problems, each once, and where the findings are placed.
 
-    ``known`` is where they were placed in another commit: only what is written anew is read for it.
+    ``known``: where findings are placed in another commit. gitboot reads a document only if it has changed since.
     """
+    servers: dict[DecisionFinding, list[str]] = {}
+    for server, finding in found:
+        servers.setdefault(finding, []).append(server)
     placed: dict[DecisionFinding, FindingPlace] = {}
     problems = []
-    for finding, servers in _by_finding(found).items():
-        match finding.place:
-            case (str() as path, int() as line):
-                place = Place(line, 1)
-            case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
-                placed[finding] = _placed(repository, resource, field, known.get(finding))
-                path, place = placed[finding].origin.path, placed[finding].place
+    for finding, names in servers.items():
+        resource, field = finding.place
+        if resource.kind == FILE:
+            path, place = resource.name, Place(int(field[0]), 1)
+        else:
+            origin, before = repository.origins[resource], known.get(finding)
+            if before is None or before.origin != origin:
+                before = FindingPlace(origin, repository.place(resource, *field)[1])
+            placed[finding] = before
+            path, place = origin.path, before.place
         message = finding.message
         if finding.beside is not None:
             message = f"{message}; {finding.beside} is in {repository.origins[finding.beside].path}"
         if finding.is_shared:
-            message = f"{message} ({some(sorted(servers), finding.most_named)})"
+            message = f"{message} ({some(sorted(names), finding.most_named)})"
         problem = Problem(
             path=path,
             line=place.line,
@@ -178,40 +178,26 @@ def located(
     return problems, placed
 
 
-def _by_finding(found: Iterable[tuple[str, DecisionFinding]]) -> dict[DecisionFinding, list[str]]:
-    whose: dict[DecisionFinding, list[str]] = {}
-    for server, finding in found:
-        whose.setdefault(finding, []).append(server)
-    return whose
-
-
-def _placed(repository: FleetRepository, resource: Id, field: Field, known: FindingPlace | None) -> FindingPlace:
-    origin = repository.origins[resource]
-    if known is not None and known.origin == origin:
-        return known
-    return FindingPlace(origin, repository.place(resource, *field)[1])
-
-
 def templates_of(profile: BootProfile) -> tuple[str, ...]:
-    """The files of which a profile's boot is made."""
+    """Return the paths of the templates of which a profile's boot is made."""
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
 
 
-_OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
-_WITHOUT_HTTPS: Final = (
+OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
+WITHOUT_HTTPS: Final = (
     ("GRUB", frozenset({Output.GRUB, Output.UUID})),
     ("PXELINUX", frozenset({Output.PXELINUX})),
 )
-LOADER_OUTPUTS: Final = _OF_IPXE.union(*(outputs for _, outputs in _WITHOUT_HTTPS))  # that boot scripts are for
-_ALLOWS: Final = b"gitboot:allow-secret"
+LOADER_OUTPUTS: Final = OF_IPXE.union(*(outputs for _, outputs in WITHOUT_HTTPS))  # that boot scripts are for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Choice:
     """The policy of servers that the same selectors select, and what they share by pin and rollout."""
 
+    chosen: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them
     policy: Pool | Tie | None
     rollout: tuple[str, int] | None  # of the policy: the stream, and the percentage
     shared: dict[tuple[str | None, bool], SharedInputs] = field(default_factory=dict)
@@ -223,26 +209,36 @@ class FleetView:
     def __init__(self, repository: FleetRepository) -> None:
         self._repository = repository
         self.pools, self.problems = pools(repository)
-        self._terms = _terms(repository)
+        spec = repository.fleet.spec
+        self._terms = FleetTerms(
+            name=repository.fleet.metadata.name,
+            is_written=Id("Fleet", repository.fleet.metadata.name) in repository.origins,
+            outputs=tuple(sorted((LOADER_OUTPUTS | {Output.MIRROR}).intersection(spec.outputs))),
+            serving=spec.serving,
+            is_stopped=spec.stopped is not None,
+            is_declared=spec.provisioning.evidence is Evidence.DECLARED,
+            attempts=spec.provisioning.attempts,
+            requires_policy=spec.require_policy,
+            unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
+            has_instances_by_site=spec.has_instances_by_site,
+        )
         # Every selector that may tell two servers apart: the result of all of them is a server's class.
-        entries = list(self._entries())
+        entries: list[tuple[object, Any]] = [
+            *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
+            *((each, each.spec.select) for each in repository.maintenances.values()),
+            *((each, each.select) for each in spec.sites),
+            *((each, each.select) for each in spec.hardware),
+        ]
+        for stream in repository.streams.values():
+            entries += [(each, each.select) for each in stream.spec.holds]
+            if stream.spec.rollout is not None:
+                entries.append((stream.spec.rollout, stream.spec.rollout.selector))
         self._selected = [entry for entry, _ in entries]
         self._selecting = Selecting((number, select) for number, (_, select) in enumerate(entries))
         self._choices: dict[tuple[tuple[int, ...], bool, str | None], _Choice] = {}
         self._boots: dict[tuple[str, str | None, Id | None, Field], BootInputs] = {}
         self._maintenances: dict[str, MaintenanceInputs] = {}
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # by profile
-
-    def _entries(self) -> Iterator[tuple[object, Any]]:
-        repository = self._repository
-        yield from ((pool, repository.policies[name].spec.select) for name, pool in self.pools.items())
-        yield from ((each, each.spec.select) for each in repository.maintenances.values())
-        yield from ((each, each.select) for each in repository.fleet.spec.sites)
-        yield from ((each, each.select) for each in repository.fleet.spec.hardware)
-        for stream in repository.streams.values():
-            yield from ((each, each.select) for each in stream.spec.holds)
-            if stream.spec.rollout is not None:
-                yield stream.spec.rollout, stream.spec.rollout.selector
 
     def inputs(self, server: Server) -> ServerInputs:
         """Return everything that the decision of a server is made of."""
@@ -261,68 +257,63 @@ class FleetView:
             pin is None and choice.rollout is not None and in_rollout(choice.rollout[0], server.uuid, choice.rollout[1])
         )
         if (found := choice.shared.get((pin, is_reached))) is None:
-            found = choice.shared[pin, is_reached] = self._shared(server, numbers, choice.policy)
+            found = choice.shared[pin, is_reached] = self._shared(server, choice)
         return found
 
-    def unknown_inputs(self) -> UnknownInputs:
-        """Return everything that the boots of unknown machines are made of."""
-        repository, fleet = self._repository, self._repository.fleet
-        unknown = fleet.spec.unknown_servers
-        profile = repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
-        return UnknownInputs(
-            fleet=fleet.metadata.name,
-            base_url=fleet.spec.base_url,
-            endpoint=fleet.spec.endpoint,
-            mirrors=self._terms.mirrors,
-            # No profile: a Fleet that names none, or a part of a commit that does not have it.
-            boot=self._default_boot(profile, None, ()) if profile is not None else None,
-        )
+    def unknown_boot(self) -> BootInputs | None:
+        """Return what the boots of unknown machines are made of.
+
+        None: the Fleet names no profile for them, or this part of a commit does not have the profile.
+        """
+        unknown = self._repository.fleet.spec.unknown_servers
+        profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
+        return self._default_boot(profile, None, ()) if profile is not None else None
 
     def _choice(self, numbers: tuple[int, ...], is_active: bool, named: str | None) -> _Choice:
+        chosen = [self._selected[number] for number in numbers]
         policy: Pool | Tie | None = None
         if is_active and named is not None:
             policy = self.pools.get(named)  # broken policies have their own problem
         elif is_active:
-            found = choose_policy([each for each in self._chosen(numbers) if isinstance(each, Pool)], None)
+            found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
             policy = found.winner if isinstance(found, Won) else found
         rollout = None
         if isinstance(policy, Pool):
             stream = self._repository.profiles[policy.profile].spec.stream
             spec = self._repository.streams[stream].spec.rollout if stream is not None else None
             rollout = (stream, spec.percent) if stream is not None and spec is not None else None
-        return _Choice(policy=policy, rollout=rollout)
+        return _Choice(chosen=chosen, policy=policy, rollout=rollout)
 
-    def _chosen(self, numbers: tuple[int, ...]) -> list[object]:
-        return [self._selected[number] for number in numbers]
-
-    def _shared(self, server: Server, numbers: tuple[int, ...], policy: Pool | Tie | None) -> SharedInputs:
+    def _shared(self, server: Server, choice: _Choice) -> SharedInputs:
         """Return what is equal for all servers of the class of ``server``."""
-        fleet, chosen = self._repository.fleet.spec, self._chosen(numbers)
-        sites = [each for each in chosen if isinstance(each, Site)]
-        hardware = [each for each in chosen if isinstance(each, Hardware)]
+        repository, policy = self._repository, choice.policy
+        sites = [each for each in choice.chosen if isinstance(each, Site)]
+        hardware = [each for each in choice.chosen if isinstance(each, Hardware)]
         is_active = server.spec.lifecycle is Lifecycle.ACTIVE
-        maintenances = [each for each in chosen if isinstance(each, Maintenance)] if is_active else []
-        is_whole = len(self.pools) == len(self._repository.policies)
+        maintenances = [each for each in choice.chosen if isinstance(each, Maintenance)] if is_active else []
+        is_whole = len(self.pools) == len(repository.policies)
+        boot = None
+        if isinstance(policy, Pool):
+            profile = repository.profiles[policy.profile]
+            if profile.spec.method is Method.DISK:
+                boot = self._boot(profile, None, None, ())
+            else:
+                named = choose_image(server, profile, repository.streams).winner
+                chosen_by = named.said_by if named.said_by.kind != "Server" else None
+                boot = self._boot(profile, named.image, chosen_by, named.path)
         return SharedInputs(
             fleet=self._terms,
             sites=tuple(each.name for each in sites),
-            base_url=sites[0].base_url if sites else fleet.base_url,
-            endpoint=(sites[0].endpoint if sites else None) or fleet.endpoint,
+            base_url=sites[0].base_url if sites else repository.fleet.spec.base_url,
+            endpoint=(sites[0].endpoint if sites else None) or repository.fleet.spec.endpoint,
             local_disk=next((each.local_disk for each in hardware if each.local_disk), None),
             loader=next((each.loader for each in hardware if each.loader), None),
             pool=policy if isinstance(policy, Pool) else None,
-            boot=self._policy_boot(server, policy) if isinstance(policy, Pool) else None,
+            boot=boot,
             tied=policy.names if isinstance(policy, Tie) else (),
             is_unselected=is_active and policy is None and server.spec.policy is None and is_whole,
             maintenances=tuple(map(self._maintenance, maintenances)),
         )
-
-    def _policy_boot(self, server: Server, pool: Pool) -> BootInputs:
-        profile = self._repository.profiles[pool.profile]
-        if profile.spec.method is Method.DISK:
-            return self._boot(profile, None, None, ())
-        named = choose_image(server, profile, self._repository.streams).winner
-        return self._boot(profile, named.image, named.said_by if named.said_by.kind != "Server" else None, named.path)
 
     def _maintenance(self, maintenance: Maintenance) -> MaintenanceInputs:
         name = maintenance.metadata.name
@@ -339,37 +330,34 @@ class FleetView:
         return self._boot(profile, image, chosen_by, chosen_at)
 
     def _boot(self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
-        name = profile.metadata.name
+        repository, name = self._repository, profile.metadata.name
         of = name, image, chosen_by, chosen_at
         if (found := self._boots.get(of)) is None:
             stream = profile.spec.stream
             if name not in self._files:
-                self._files[name] = self._files_of(profile), self._allowances(profile)
+                secrets = profile.spec.user_data.secrets.values() if profile.spec.user_data is not None else ()
+                named = {path: repository.files[path] for path in (*templates_of(profile), *secrets)}
+                self._files[name] = named, self._allowances(Id("BootProfile", name))
             files, allowances = self._files[name]
             found = self._boots[of] = BootInputs(
                 profile=profile,
-                image=self._repository.images[image] if image is not None else None,
+                image=repository.images[image] if image is not None else None,
                 chosen_by=chosen_by,
                 chosen_at=chosen_at,
-                skew=self._repository.streams[stream].spec.skew if stream is not None else None,
+                skew=repository.streams[stream].spec.skew if stream is not None else None,
                 files=files,
                 allowances=allowances,
             )
         return found
 
-    def _files_of(self, profile: BootProfile) -> dict[str, bytes]:
-        secrets = profile.spec.user_data.secrets.values() if profile.spec.user_data is not None else ()
-        return {path: self._repository.files[path] for path in (*templates_of(profile), *secrets)}
-
-    def _allowances(self, profile: BootProfile) -> dict[str, str]:
+    def _allowances(self, profile: Id) -> dict[str, str]:
         """Return why the text of a profile allows secrets, by field."""
-        resource = Id("BootProfile", profile.metadata.name)
-        text = self._repository.read(self._repository.origins[resource].blob)
-        if _ALLOWS not in text:
+        text = self._repository.read(self._repository.origins[profile].blob)
+        if b"gitboot:allow-secret" not in text:
             return {}
         lines, found = text.splitlines(), {}
         for each in ("kernelArguments", "userData"):
-            _, place = self._repository.place(resource, "spec", each)
+            _, place = self._repository.place(profile, "spec", each)
             line = lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
             if (why := allowance(line)) is not None:
                 found[each] = why
@@ -381,19 +369,3 @@ def own_files(server: Server) -> tuple[str, ...]:
     spec = server.spec
     secrets = tuple(spec.secrets.values()) if spec.secrets else ()
     return (*secrets, spec.bmc.tls.ca) if spec.bmc is not None and spec.bmc.tls.ca is not None else secrets
-
-
-def _terms(repository: FleetRepository) -> FleetTerms:
-    name, spec = repository.fleet.metadata.name, repository.fleet.spec
-    return FleetTerms(
-        name=name,
-        is_written=Id("Fleet", name) in repository.origins,
-        outputs=tuple(sorted((LOADER_OUTPUTS | {Output.MIRROR}).intersection(spec.outputs))),
-        serving=spec.serving,
-        is_stopped=spec.stopped is not None,
-        is_declared=spec.provisioning.evidence is Evidence.DECLARED,
-        attempts=spec.provisioning.attempts,
-        requires_policy=spec.require_policy,
-        unknown_not_found=spec.unknown_servers == UNKNOWN_NOT_FOUND,
-        has_instances_by_site=spec.has_instances_by_site,
-    )

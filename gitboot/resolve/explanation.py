@@ -12,22 +12,21 @@ from typing import Any, NamedTuple
 from gitboot.fleet.layered_dict import differing
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
-from gitboot.fleet.yaml import Place, document_text, lines_above, locate, value_lines
+from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.selectors import selects
-from gitboot.model.server import Lifecycle, Server
+from gitboot.model.server import Lifecycle
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView
-from gitboot.resolve.fleet_decisions import boot_source, site_of
+from gitboot.resolve.fleet_decisions import boot_source
 from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.kernel_arguments import merged_vars
 from gitboot.resolve.policy_selection import (
     BootSource,
     Lost,
-    Named,
     OptOut,
     Pool,
     Won,
@@ -37,7 +36,7 @@ from gitboot.resolve.policy_selection import (
     maintenance_image,
 )
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Boot, Decision, Written
+from gitboot.resolve.server_decision import Decision, Written
 from gitboot.resolve.server_plan import BootPlan
 
 
@@ -69,57 +68,44 @@ class Explanation:
 def explain(
     repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
 ) -> Explanation:
-    """Why ``plan`` is what ``decision`` comes to, knowing ``record``; both are of this repository."""
-    return _Explaining(Places(repository), decision, plan, record).explained()
-
-
-def explained_by_commit(places: Places, decision: Decision) -> Iterator[Reason]:
-    """What the commit alone says, whatever the instant: under the server's policy, and under each maintenance."""
-    explaining = _Explaining(places, decision, None)
-    yield from explaining.whose()
-    if decision.lifecycle is not Lifecycle.ACTIVE:
-        return
-    if (chosen := explaining.chosen_policy()) is not None:
-        yield from explaining.under_policy(chosen)
-    for each in decision.maintenances:
-        for reason in explaining.under_maintenance(places.repository.maintenances[each.name]):
-            yield replace(reason, under=each.name)
+    """Explain why ``plan`` is what ``decision`` comes to with ``record``. Both are of this repository."""
+    explaining = _Explaining(FleetView(repository), repository, decision, plan, record)
+    reasons = []
+    for each in explaining.reasons():
+        if each.resource is not None:
+            file, place = repository.place(Id(*each.resource.split("/", 1)), *each.steps)
+            each = replace(each, path=file, line=place.line, column=place.column)
+        reasons.append(each)
+    return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
 
 
 class _Explaining:
-    def __init__(self, places: Places, decision: Decision, plan: BootPlan | None, record: Record | None = None) -> None:
-        self._repository, self._decision, self._plan, self._record = places.repository, decision, plan, record
-        self._places, self._pools = places, places.view.pools
-        self._server = self._repository.servers[decision.server]
-        self._inputs = places.view.inputs(self._server)
-        self._site = site_of(self._repository, self._server)
-        self._id = Id("Server", decision.server)
-        self._lost: list[Lost] = []
+    """The reasons for one server, without the places of the fields."""
 
-    def explained(self) -> Explanation:
-        reasons = tuple(self._reasons())
-        return Explanation(server=self._decision.server, reasons=reasons, lost=tuple(self._lost))
+    def __init__(
+        self,
+        view: FleetView,
+        repository: FleetRepository,
+        decision: Decision,
+        plan: BootPlan | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
+        self._pools = view.pools
+        self._server = self._repository.servers[decision.server]
+        self._inputs = view.inputs(self._server)
+        self._id = Id("Server", decision.server)
+        self.lost: list[Lost] = []
 
     def _reason(
         self, field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step
     ) -> Reason:
-        if resource is None:
-            return Reason(field=field, value=str(value), rule=rule, why=why)
-        file, place = self._places.of(resource, *path)
-        return Reason(
-            field=field,
-            value=str(value),
-            rule=rule,
-            why=why,
-            resource=str(resource),
-            path=file,
-            line=place.line,
-            column=place.column,
-            steps=path,
-        )
+        written_in = str(resource) if resource is not None else None
+        return Reason(field=field, value=str(value), rule=rule, why=why, resource=written_in, steps=path)
 
-    def _reasons(self) -> Iterator[Reason]:
-        plan = self._plan
+    def reasons(self) -> Iterator[Reason]:
+        """Yield the reasons at the instant of the plan."""
+        plan, decision = self._plan, self._decision
         yield from self.whose()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
             return
@@ -128,10 +114,18 @@ class _Explaining:
             yield self._reason("phase", "no plan", "R3", "no policy selects it, and no maintenance is active")
             return
         yield self._reason("phase", plan.phase, "R5", plan.cause)
-        if (seen := what_was_seen(self._decision, self._record)) is not None:
-            yield self._reason("step", step_of(self._decision, self._record), "R5", seen)
-        self._maintenances_that_lost(plan)
-        if (made := what_was_seen_of_run(self._decision, plan.maintenance, self._record)) is not None:
+        if (seen := what_was_seen(decision, self._record)) is not None:
+            yield self._reason("step", step_of(decision, self._record), "R5", seen)
+        winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
+        for each in (each for each in decision.maintenances if each is not winner):
+            why = "not active now"
+            if winner is not None and each.priority < winner.priority:
+                why = f"not active now, or its priority {each.priority} is below {winner.priority}"
+            self.lost.append(Lost(f"Maintenance/{each.name}", "R2", why))
+        if winner is not None and decision.policy is not None:
+            policy = f"BootPolicy/{decision.policy.policy}"
+            self.lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
+        if (made := what_was_seen_of_run(decision, plan.maintenance, self._record)) is not None:
             yield self._reason("run", made[0], "R5", made[1])
         if plan.maintenance is not None:
             yield from self.under_maintenance(self._repository.maintenances[plan.maintenance])
@@ -139,44 +133,32 @@ class _Explaining:
             assert chosen is not None  # noqa: S101 - what else would the plan be of
             yield from self.under_policy(chosen)
 
+    def reasons_at_any_time(self) -> Iterator[Reason]:
+        """Yield what the commit alone says: under the server's policy, and under each maintenance."""
+        yield from self.whose()
+        if self._decision.lifecycle is not Lifecycle.ACTIVE:
+            return
+        if (chosen := self.chosen_policy()) is not None:
+            yield from self.under_policy(chosen)
+        for each in self._decision.maintenances:
+            for reason in self.under_maintenance(self._repository.maintenances[each.name]):
+                yield replace(reason, under=each.name)
+
     def whose(self) -> Iterator[Reason]:
-        """What is said of it whatever it boots."""
-        lifecycle = self._server.spec.lifecycle
+        """Yield what is said of the server whatever it boots."""
+        lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
             return
-        site = self._site
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
-        if site is not None:
-            number = self._repository.fleet.spec.sites.index(site)
-            yield self._reason(
-                "site",
-                site.name,
-                "-",
-                "the first site that selects the server",
-                fleet,
-                "spec",
-                "sites",
-                number,
-            )
+        if name is not None:
+            number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
+            why = "the first site that selects the server"
+            yield self._reason("site", name, "-", why, fleet, "spec", "sites", number)
         else:
             yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
 
     # R2
-
-    def _maintenances_that_lost(self, plan: BootPlan) -> None:
-        winner = next((each for each in self._decision.maintenances if each.name == plan.maintenance), None)
-        for each in self._decision.maintenances:
-            if each is winner:
-                continue
-            if winner is not None and each.priority < winner.priority:
-                why = f"not active now, or its priority {each.priority} is below {winner.priority}"
-            else:
-                why = "not active now"
-            self._lost.append(Lost(f"Maintenance/{each.name}", "R2", why))
-        if winner is not None and self._decision.policy is not None:
-            policy = f"BootPolicy/{self._decision.policy.policy}"
-            self._lost.append(Lost(policy, "R2", "an active maintenance beats every policy"))
 
     def under_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
@@ -204,123 +186,82 @@ class _Explaining:
     # R3 and R4
 
     def chosen_policy(self) -> Won[Pool] | None:
-        named = self._server.spec.policy
-        found = self._candidates()
+        """Return the policy that wins, and note the others. None: no policy wins."""
+        (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
+        policies = self._repository.policies
+        found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
         chosen = choose_policy(found, self._pools[named] if named is not None else None)
         if not isinstance(chosen, Won):
             return None
-        self._lost += chosen.lost
+        self.lost += chosen.lost
         return chosen
-
-    def _candidates(self) -> list[Pool]:
-        """The policies that select the server, by name."""
-        name, labels, policies = self._server.metadata.name, self._server.metadata.labels, self._repository.policies
-        return [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
 
     def under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
         pool, server = chosen.winner, self._server
-        key = Id("BootPolicy", pool.name)
-        if server.spec.policy is not None:
-            yield self._reason("policy", pool.name, "R3", chosen.why, self._id, "spec", "policy")
-        else:
-            yield self._reason("policy", pool.name, "R3", chosen.why, key, "spec", "select")
+        place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
+        yield self._reason("policy", pool.name, "R3", chosen.why, place[0], "spec", place[1])
+        specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
-            owner = self._owner(pool, name)
+            owner = next(each for each, spec in specs if getattr(spec, name) is not None)  # the last that sets it
+            whose = "the policy's" if owner == pool.name else "inherited"
             value = getattr(pool, name)
-            yield self._reason(spelling, value, "R3", _whose(pool, owner), Id("BootPolicy", owner), "spec", spelling)
+            yield self._reason(spelling, value, "R3", whose, Id("BootPolicy", owner), "spec", spelling)
         yield self._reason("provision", server.spec.provision, "R5", "the number wanted", self._id, "spec", "provision")
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
             method = Id("BootProfile", pool.profile)
             yield self._reason("method", Method.DISK, "R5", "the profile's", method, "spec", "method")
             return
-        image: Won[Named] = choose_image(server, profile, self._repository.streams)
-        self._lost += image.lost
+        image = choose_image(server, profile, self._repository.streams)
+        self.lost += image.lost
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
         yield from self._boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
-    def _owner(self, pool: Pool, field: str) -> str:
-        """The last policy of the chain that sets a field."""
-        specs = ((name, self._repository.policies[name].spec) for name in reversed(pool.chain))
-        return next(name for name, spec in specs if getattr(spec, field) is not None)
-
     # R6 and R7
 
     def _boot(self, source: BootSource) -> Iterator[Reason]:
-        profile = source.profile_id
+        profile, decision = source.profile_id, self._decision
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
             http_boot = source.profile.spec.http_boot
             yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
-        boot = (self._plan.boot if self._plan is not None else None) or self._boot_of(source)
+        boot = decision.policy.boot if decision.policy else None
+        if source.maintenance is not None:
+            name = source.maintenance.metadata.name
+            boot = next(each.boot for each in decision.maintenances if each.name == name)
+        if self._plan is not None and self._plan.boot is not None:  # not the disk
+            boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
         places = Composer().argument_places(boot, source)
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
-            if argument not in places:
+            if argument in places:
+                resource, index = places[argument]
+                place = (resource, "spec", "kernelArguments", index)
+                yield self._reason(field, argument, "R7", "the last that says so", *place)
+            else:
                 yield self._reason(field, argument, "R7", "gitboot leads the first boot to its user data by it")
-                continue
-            resource, index = places[argument]
-            yield self._reason(
-                field, argument, "R7", "the last that says so", resource, "spec", "kernelArguments", index
-            )
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
             yield self._reason("userData", value, "R6", boot.user_data.format, profile, "spec", "userData", "template")
-        yield from self._vars(source)
-
-    def _boot_of(self, source: BootSource) -> Boot | None:
-        """The boot that is decided, while the plan boots the disk."""
-        if source.maintenance is not None:
-            name = source.maintenance.metadata.name
-            return next(each.boot for each in self._decision.maintenances if each.name == name)
-        return self._decision.policy.boot if self._decision.policy else None
-
-    def _vars(self, source: BootSource) -> Iterator[Reason]:
-        """Each variable, and the last that sets it: policies from the root down, profile, server."""
-        places: dict[str, Id] = {}
-        chain = source.pool.chain if source.pool else ()
+        setters: dict[str, Id] = {}  # the last that sets each variable: policies from the root down, profile, server
+        policies = source.pool.chain if source.pool else ()
         holders: list[tuple[Id, Any]] = [
-            *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in chain),
-            (source.profile_id, source.profile.spec.vars),
+            *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in policies),
+            (profile, source.profile.spec.vars),
             (self._id, self._server.spec.vars),
         ]
         for resource, given in holders:
-            places |= dict.fromkeys(given, resource)
-        for name, value in sorted(merged_vars(source).items()):
-            yield self._reason(f"vars.{name}", value, "R7", "the last that sets it", places[name], "spec", "vars", name)
-
-
-def _whose(pool: Pool, owner: str) -> str:
-    return "the policy's" if owner == pool.name else "inherited"
+            setters |= dict.fromkeys(given, resource)
+        for variable, setting in sorted(merged_vars(source).items()):
+            written_at = (setters[variable], "spec", "vars", variable)
+            yield self._reason(f"vars.{variable}", setting, "R7", "the last that sets it", *written_at)
 
 
 Step = str | int
-
-
-class Places:
-    """Where the documents of a repository say what they say; what many servers share is looked up once.
-
-    Without ``lines`` no document is read, and each place is in no file.
-    """
-
-    def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
-        self.repository, self._lines = repository, lines
-        self.view = FleetView(repository)
-        self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
-
-    def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
-        """The file of a resource, and the place in it of what ``path`` leads to."""
-        if not self._lines:
-            return "", Place(0, 0)
-        if resource.kind == "Server":
-            return self.repository.place(resource, *path)
-        if (found := self._known.get((resource, path))) is None:
-            self._known[resource, path] = found = self.repository.place(resource, *path)
-        return found
 
 
 class ServerLocation(NamedTuple):
@@ -410,12 +351,32 @@ class Explanations:
         self._shared: dict[tuple[object, ...], frozenset[Id]] = {}
 
     @cached_property
-    def _places(self) -> Places:
-        return Places(self._repository, lines=False)
+    def _view(self) -> FleetView:
+        return FleetView(self._repository)
 
     def of(self, name: str) -> Written:
-        """Return the explanation of a server."""
-        return written(self._places, self._texts, self._decisions[name])
+        """Return the explanation of what the commit decides for a server."""
+        stream = joins = kept = None
+        repository, decision, texts = self._repository, self._decisions[name], self._texts
+        own, server, policy = Id("Server", name), repository.servers[name], decision.policy
+        if policy is not None and policy.boot is not None:
+            profile = repository.profiles[policy.boot.profile]
+            stream = profile.spec.stream
+            named = choose_image(server, profile, repository.streams).winner
+            if named.path == ("spec", "current") and stream is not None:
+                rollout = repository.streams[stream].spec.rollout
+                if rollout is not None and selects(rollout.selector, server.metadata.name, server.metadata.labels):
+                    joins = joins_at(stream, server.uuid)
+            elif named.path[1] in ("pin", "holds"):
+                kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))
+        lines = []
+        for each in _Explaining(self._view, repository, decision).reasons_at_any_time():
+            at: int | str | None = None
+            if each.resource is not None:
+                is_own = each.resource == str(own)
+                at = texts.line_within(own, each.steps) if is_own else pointer(each.steps)
+            lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, at])
+        return Written(stream=stream, joins=joins, kept=kept, packed=zlib.compress(canonical(lines), 6))
 
     def differing(self, before: Explanations, decided: Collection[str]) -> Collection[str]:
         """Return the servers that another commit may explain otherwise, and those that only this commit has.
@@ -425,20 +386,19 @@ class Explanations:
         servers, old = self._repository.servers, before._repository
         if _of_fleet(self._repository.fleet) != _of_fleet(old.fleet):
             return servers.keys()
-        found = {name for name in decided if name in servers and not self._decides_as(before, name)}
+        found = set()
+        for name in (name for name in decided if name in servers):
+            was, now = before._decisions.get(name), self._decisions[name]
+            if was is not now and (was is None or was.digest != now.digest):
+                found.add(name)
         for document in moved_documents(old, self._repository):
-            if document.kind == "Server" and document.name in servers and not self._is_written_as(before, document):
-                found.add(document.name)
+            if document.kind == "Server" and document.name in servers:
+                is_new = document not in old.origins
+                if is_new or before._texts.text(document) != self._texts.text(document):
+                    found.add(document.name)
         if changed := _changed(old, self._repository):
             found.update(name for name in servers if not changed.isdisjoint(self._documents(self._decisions[name])))
         return found
-
-    def _decides_as(self, before: Explanations, name: str) -> bool:
-        old, new = before._decisions.get(name), self._decisions[name]
-        return old is not None and (old is new or old.digest == new.digest)
-
-    def _is_written_as(self, before: Explanations, document: Id) -> bool:
-        return document in before._repository.origins and before._texts.text(document) == self._texts.text(document)
 
     def _documents(self, decision: Decision) -> frozenset[Id]:
         """Return the documents besides the server's own by which a decision is explained."""
@@ -455,7 +415,7 @@ class Explanations:
         """Yield the documents of the boot of a policy or a maintenance."""
         repository = self._repository
         if chosen.kind == "BootPolicy":
-            pool = self._places.view.pools[chosen.name]
+            pool = self._view.pools[chosen.name]
             profile = pool.profile
             yield from (Id("BootPolicy", name) for name in pool.chain)
         else:
@@ -491,30 +451,8 @@ def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
     }
 
 
-def written(places: Places, texts: SourceTexts, decision: Decision) -> Written:
-    """Return the explanation of what a commit decides for a server. ``places`` need not have lines."""
-    stream = joins = kept = None
-    repository, server = places.repository, places.repository.servers[decision.server]
-    if (policy := decision.policy) is not None and policy.boot is not None:
-        profile = repository.profiles[policy.boot.profile]
-        stream = profile.spec.stream
-        named = choose_image(server, profile, repository.streams).winner
-        if named.path == ("spec", "current") and stream is not None:
-            joins = _joins(repository, stream, server)
-        elif named.path[1] in ("pin", "holds"):
-            kept = ".".join((str(named.said_by), *map(str, named.path[:-1])))
-    lines = [_line(texts, decision.server, each) for each in explained_by_commit(places, decision)]
-    return Written(
-        stream=stream,
-        joins=joins,
-        kept=kept,
-        packed=zlib.compress(canonical(lines), 6),
-    )
-
-
-def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
-    """What a commit says of streams, images and windows, and where."""
-    repository = places.repository
+def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
+    """Return what a commit says of streams, images and windows, and where."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},
         "streams": [
@@ -523,7 +461,7 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
                 "current": stream.spec.current,
                 "rollout": stream.spec.rollout.image if stream.spec.rollout else None,
                 "percent": stream.spec.rollout.percent if stream.spec.rollout else None,
-                **_place(places, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
+                **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
             }
             for name, stream in repository.streams.items()
         ],
@@ -534,13 +472,13 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
                 "end": format_instant(window.end) if window.end else None,
                 "priority": each.spec.priority,
                 "profile": each.spec.profile,
-                **_place(places, Id("Maintenance", name), "spec", "window"),
+                **_place(repository, Id("Maintenance", name), "spec", "window"),
             }
             for name, each in repository.maintenances.items()
         ],
         "optOuts": [
             {
-                "id": keeps(each),
+                "id": ".".join((str(each.resource), *map(str, each.path))),
                 "what": each.what,
                 "image": each.image,
                 "reason": each.reason,
@@ -551,26 +489,6 @@ def fleet_facts(places: Places, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
     }
 
 
-def _place(places: Places, resource: Id, *path: Step) -> dict[str, Any]:
-    file, place = places.of(resource, *path)
+def _place(repository: FleetRepository, resource: Id, *path: Step) -> dict[str, Any]:
+    file, place = repository.place(resource, *path)
     return {"path": file, "line": place.line}
-
-
-def keeps(opt_out: OptOut) -> str:
-    """What `Written.kept` is of whoever is kept where it is by this."""
-    return ".".join((str(opt_out.resource), *map(str, opt_out.path)))
-
-
-def _joins(repository: FleetRepository, stream: str, server: Server) -> int | None:
-    rollout, metadata = repository.streams[stream].spec.rollout, server.metadata
-    if rollout is None or not selects(rollout.selector, metadata.name, metadata.labels):
-        return None
-    return joins_at(stream, server.uuid)
-
-
-def _line(texts: SourceTexts, server: str, reason: Reason) -> list[Any]:
-    own, at = Id("Server", server), None
-    if reason.resource is not None:
-        is_own = reason.resource == str(own)
-        at = texts.line_within(own, reason.steps) if is_own else pointer(reason.steps)
-    return [reason.field, reason.value, reason.rule, reason.why, reason.under, reason.resource, at]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -14,24 +13,17 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Output, Site, UnknownProfile
-from gitboot.model.scalars import certificate_ends
-from gitboot.model.server import Architecture, Firmware, Loader, Server
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
+from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity, first, longest
 from gitboot.resolve.boot_checks import (
-    check_authority,
+    check_choice,
     check_copies,
-    check_end,
-    check_every_boot,
-    check_identities,
     check_leaks,
+    check_maintenance,
     check_overlaps,
-    check_override,
-    check_power,
-    check_site,
-    check_skew,
-    check_uuid,
-    check_wait,
+    check_policy,
+    check_server,
     declared,
     placeholder_digests,
     rejected_labels,
@@ -41,13 +33,10 @@ from gitboot.resolve.decision_inputs import (
     BootInputs,
     DecisionFinding,
     FindingPlace,
-    FleetTerms,
     FleetView,
     MaintenanceInputs,
     ServerInputs,
-    UnknownInputs,
     located,
-    of_unbootable,
 )
 from gitboot.resolve.policy_selection import BootSource, Pool, Selecting, Unbootable
 from gitboot.resolve.server_decision import (
@@ -64,57 +53,42 @@ from gitboot.resolve.server_decision import (
 from gitboot.resolve.server_plan import Phase
 
 
-class Made(NamedTuple):
-    """A decision, and the problems that gitboot found on the way to it."""
+class DecidedServer(NamedTuple):
+    """What is decided for a server, the server as the network knows it, and the problems that gitboot found."""
 
     decision: Decision
+    host: Host
     findings: tuple[DecisionFinding, ...]
 
 
-class DecidedServer(NamedTuple):
-    """What is decided for a server, and the server as the network knows it."""
-
-    made: Made
-    host: Host
-
-
 class DecidedServers(NamedTuple):
-    """What is decided for some servers, by their names; it may be made of bytes where it is looked at."""
+    """What is decided for some servers, by their names. The mappings may decode a value when it is read."""
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of those of which something was found
+    findings: Mapping[str, tuple[DecisionFinding, ...]]  # only of servers that have any
 
 
-# Gives what a function finds for each of some servers; how many processes find it is for who gives it to say.
+# Calls a function for each of some servers, in as many processes as its author likes.
 Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
 def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-    """All of it found here and now."""
+    """Call a function for each server here and now."""
     found = {name: one(name) for name in names}
     return DecidedServers(
-        decisions={name: each.made.decision for name, each in found.items()},
+        decisions={name: each.decision for name, each in found.items()},
         hosts={name: each.host for name, each in found.items()},
-        flawed={name: each.made.findings for name, each in found.items() if each.made.findings},
+        findings={name: each.findings for name, each in found.items() if each.findings},
     )
-
-
-class MadeUnknown(NamedTuple):
-    """The same for unknown machines."""
-
-    boots: Mapping[Architecture, Boot] | None
-    findings: tuple[tuple[str, DecisionFinding], ...]  # (which machines, what)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """The decisions of a commit, and the problems of its servers."""
+    """The decisions of a commit, and where the findings of its servers are placed."""
 
     repository: FleetRepository
     decisions: Decisions
-    flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of the servers of which something was found
-    unknown: MadeUnknown
     placed: Mapping[DecisionFinding, FindingPlace]
 
 
@@ -125,7 +99,7 @@ _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
-    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit.
+    """Return the decision for every server. Raises `InvalidRepository` with all that speaks against the commit.
 
     By default overlaps count whenever they are, because none is over at the beginning of time.
     """
@@ -151,35 +125,30 @@ def decide_all(
         return decide_server(view.inputs(repository.servers[name]), composer)
 
     now = apply(decide_one, list(repository.servers))
-    unknown = decide_unknown(view.unknown_inputs(), composer)
-    found = [(name, finding) for name, each in now.flawed.items() for finding in each]
-    located_problems, places = located(repository, (*found, *unknown.findings), placed or {})
+    unknown, of_unknown = decide_unknown(repository.fleet, view.unknown_boot(), composer)
+    found = [(name, finding) for name, each in now.findings.items() for finding in each]
+    located_problems, places = located(repository, (*found, *of_unknown), placed or {})
     lasting = [each.problem for each in located_problems if each.since is each.until is None]
     dated = longest(each for each in located_problems if each.since is not None or each.until is not None)
-    documents = (*not_yet(repository), *left_out(repository), *rejected_labels(repository))
+    documents = (*unsupported_uses(repository), *missing_ipv6_clients(repository), *rejected_labels(repository))
     problems = first([*view.problems, *documents, *placeholder_digests(repository), *lasting])
     if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
         raise InvalidRepository(problems, dated=dated)
     fleet = repository.fleet.spec
-    return Decided(
-        repository=repository,
-        decisions=Decisions(
-            revision=repository.revision,
-            base_url=fleet.base_url,
-            outputs=frozenset(fleet.outputs),
-            evidence=fleet.provisioning.evidence,
-            servers=now.decisions,
-            networks=now.hosts,
-            sites={site.name: site.base_url for site in fleet.sites},
-            unknown=unknown.boots,
-            unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
-            warnings=problems,
-            dated=dated,
-        ),
-        flawed=now.flawed,
+    decisions = Decisions(
+        revision=repository.revision,
+        base_url=fleet.base_url,
+        outputs=frozenset(fleet.outputs),
+        evidence=fleet.provisioning.evidence,
+        servers=now.decisions,
+        networks=now.hosts,
+        sites={site.name: site.base_url for site in fleet.sites},
         unknown=unknown,
-        placed=places,
+        unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
+        warnings=problems,
+        dated=dated,
     )
+    return Decided(repository=repository, decisions=decisions, placed=places)
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
@@ -187,8 +156,102 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
 
     Equal inputs give equal results: nothing else is read.
     """
-    made = _Deciding(composer).server(inputs)
-    return DecidedServer(made, host(inputs.server, inputs.shared.site, loader_of(inputs)))
+    server, shared, fleet = inputs.server, inputs.shared, inputs.shared.fleet
+    findings = [*check_choice(inputs), *check_server(inputs)]
+    policy = None
+    if shared.pool is not None and shared.boot is not None:
+        policy = _decide_policy(inputs, shared.pool, shared.boot, composer, findings)
+    maintenances = tuple(_decide_maintenance(inputs, each, composer, findings) for each in shared.maintenances)
+    findings += check_overlaps(maintenances)
+    provisioned = declared(fleet, server)
+    if isinstance(provisioned, DecisionFinding):
+        findings.append(provisioned)
+        provisioned = None
+    local_disk, serving, is_https = inputs.local_disk, fleet.serving, (shared.endpoint or "").startswith("https:")
+    decision = Decision(
+        server=server.metadata.name,
+        uuid=server.uuid,
+        macs=server.lookup_macs,
+        serial=server.boot_serial,
+        architecture=server.spec.architecture,
+        firmware=server.spec.firmware,
+        lifecycle=server.spec.lifecycle,
+        # If unknown machines get anything but 404, a known machine that gets 404 would boot that.
+        restrict=(serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found,
+        base_url=shared.base_url,
+        provision=server.spec.provision,
+        policy=policy,
+        maintenances=maintenances,
+        declared=provisioned,
+        replaces=server.spec.replaces,
+        stopped=fleet.is_stopped,
+        endpoint=shared.endpoint,
+        local_disk=local_disk if local_disk != NOT_FOUND else None,
+        copies=CopyTerms(
+            one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
+            late_ends=serving.late_ends is not None and shared.endpoint is not None,
+            ipxe_https=serving.ipxe_https and is_https,
+        ),
+    )
+    if fleet.is_written:
+        findings += check_copies(fleet, decision)
+    return DecidedServer(decision, host(server, shared.site, inputs.loader), tuple(findings))
+
+
+NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
+
+
+def _decide_policy(
+    inputs: ServerInputs, pool: Pool, boots: BootInputs, composer: Composer, findings: list[DecisionFinding]
+) -> PolicyDecision:
+    """Return what a policy lets a server boot (rules R4 and R6), and add what is wrong with it to ``findings``."""
+    boot = None
+    if boots.image is not None:
+        boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
+    override = pool.override or _default_override(pool.network_boot, boot)
+    findings += check_policy(inputs.server, pool, boots, boot, override)
+    return PolicyDecision(
+        policy=pool.name,
+        network_boot=pool.network_boot,
+        boot=boot,
+        override=override,
+        disk_boot=pool.disk_boot,
+        power=pool.power,
+        provision=inputs.server.spec.provision,
+        attempts=inputs.shared.fleet.attempts,
+        wait_for=pool.wait_for,
+    )
+
+
+def _decide_maintenance(
+    inputs: ServerInputs, of: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
+) -> MaintenanceDecision:
+    """Return what a maintenance lets a server boot (rule R2), and add what is wrong with it to ``findings``."""
+    maintenance, spec, boot = of.maintenance, of.maintenance.spec, None
+    if of.boot.image is not None:
+        boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
+    override = spec.override or _default_override(spec.network_boot, boot)
+    findings += check_maintenance(inputs.server, maintenance, of.boot, boot, override)
+    return MaintenanceDecision(
+        name=maintenance.metadata.name,
+        start=spec.window.start,
+        end=spec.window.end,
+        priority=spec.priority,
+        network_boot=spec.network_boot,
+        boot=boot,
+        override=override,
+        run=spec.run,
+        power=spec.power,
+        max_unavailable=spec.max_unavailable,
+        max_unavailable_per=spec.max_unavailable_per,
+    )
+
+
+def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
+    """Once; but Always goes on with Continuous where an entry can end it."""
+    if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
+        return OverrideMode.CONTINUOUS
+    return OverrideMode.ONCE
 
 
 def boot_source(
@@ -214,271 +277,73 @@ def boot_source(
     )
 
 
-def decide_unknown(inputs: UnknownInputs, composer: Composer) -> MadeUnknown:
-    """Return what machines without a document boot, for each architecture that the profile's image has."""
-    if inputs.boot is None:
-        return MadeUnknown(None, ())
-    profile, image = inputs.boot.profile, inputs.boot.image
-    place = (Id("Fleet", inputs.fleet), ("spec", "unknownServers", "profile"))
+def _compose(
+    composer: Composer, source: BootSource, inputs: BootInputs, findings: list[DecisionFinding]
+) -> Boot | None:
+    """Return a boot, or None if it cannot work, and add what is wrong with it to ``findings``."""
+    try:
+        boot = composer.compose(source)
+    except Unbootable as error:
+        findings.append(DecisionFinding(error.code, error.message, error.hint, (error.resource, error.path)))
+        return None
+    findings += check_leaks(boot, inputs, source.server)
+    return boot
+
+
+def decide_unknown(
+    fleet: Fleet, inputs: BootInputs | None, composer: Composer
+) -> tuple[Mapping[Architecture, Boot] | None, list[tuple[str, DecisionFinding]]]:
+    """Return what machines without a document boot, for each architecture of the image, and what is wrong with it.
+
+    Each problem comes with the machines that have it. None: no profile is for such machines.
+    """
+    if inputs is None:
+        return None, []
+    profile, image = inputs.profile, inputs.image
+    place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
     if image is None or profile.spec.method is not Method.PXE:
         wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
         message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or write LocalDisk"
-        finding = DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False)
-        return MadeUnknown(None, (("", finding),))
+        return None, [("", DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False))]
     if image.spec.writes_disk:
         message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
         code = Code.UNKNOWN_WRITES_DISK
-        finding = DecisionFinding(code, message, code.hint, place, is_shared=False)
-        return MadeUnknown(None, (("", finding),))
+        return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
-    findings: list[tuple[str, DecisionFinding]] = []
+    found: list[tuple[str, DecisionFinding]] = []
     for architecture in sorted(image.spec.architectures):
         source = BootSource(
             image=image,
             profile=profile,
             architecture=architecture,
             firmware=Firmware.UEFI,
-            base_url=inputs.base_url,
-            endpoint=inputs.endpoint or inputs.base_url,
+            base_url=fleet.spec.base_url,
+            endpoint=fleet.spec.endpoint or fleet.spec.base_url,
             phase=Phase.NETWORK,
-            mirrors=inputs.mirrors,
-            files=inputs.boot.files,
+            mirrors=Output.MIRROR in fleet.spec.outputs,
+            files=inputs.files,
         )
-        boot, found = _composed(composer, source, inputs.boot)
-        if boot is not None:
+        findings: list[DecisionFinding] = []
+        if (boot := _compose(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
-        findings += ((f"unknown {architecture} machines", finding) for finding in found)
-    return MadeUnknown(boots, tuple(findings))
+        found += ((f"unknown {architecture} machines", finding) for finding in findings)
+    return boots, found
 
 
-def _composed(
-    composer: Composer, source: BootSource, inputs: BootInputs
-) -> tuple[Boot | None, tuple[DecisionFinding, ...]]:
-    """Return a boot and its findings; no boot if it cannot work."""
-    try:
-        boot = composer.compose(source)
-    except Unbootable as error:
-        return None, (of_unbootable(error),)
-    return boot, tuple(check_leaks(boot, inputs, source.server))
-
-
-class _Deciding:
-    """The decision for one server while it is made, and what is found on the way."""
-
-    def __init__(self, composer: Composer) -> None:
-        self._composer = composer
-        self._found: list[DecisionFinding] = []
-
-    def server(self, inputs: ServerInputs) -> Made:
-        """Return the decision for a server."""
-        decision = self._decision(inputs)
-        return Made(decision, tuple(self._found))
-
-    def _decision(self, inputs: ServerInputs) -> Decision:
-        server, shared = inputs.server, inputs.shared
-        self._check_choice(inputs)
-        policy = self._policy(inputs, shared.pool, shared.boot) if shared.pool and shared.boot else None
-        maintenances = tuple(self._maintenance(inputs, each) for each in shared.maintenances)
-        self._found.extend(check_overlaps(maintenances))
-        self._found.extend(check_identities(server))
-        ca = server.spec.bmc.tls.ca if server.spec.bmc is not None else None
-        ends = _authority_end(inputs.files[ca]) if ca is not None else None
-        self._found.extend(check_authority(server, ends))
-        local_disk = local_disk_of(inputs)
-        self._found.extend(check_loader(inputs))
-        self._found.extend(check_site(shared.fleet, server, shared.sites))
-        decision = Decision(
-            server=server.metadata.name,
-            uuid=server.uuid,
-            macs=server.lookup_macs,
-            serial=server.boot_serial,
-            architecture=server.spec.architecture,
-            firmware=server.spec.firmware,
-            lifecycle=server.spec.lifecycle,
-            restrict=_restricts(shared.fleet, local_disk),
-            base_url=shared.base_url,
-            provision=server.spec.provision,
-            policy=policy,
-            maintenances=maintenances,
-            declared=self._declared(inputs),
-            replaces=server.spec.replaces,
-            stopped=shared.fleet.is_stopped,
-            endpoint=shared.endpoint,
-            local_disk=local_disk if local_disk != NOT_FOUND else None,
-            copies=_copies(shared.fleet, shared.endpoint),
-        )
-        if shared.fleet.is_written:
-            self._found.extend(check_copies(shared.fleet, decision))
-        return decision
-
-    def _declared(self, inputs: ServerInputs) -> int | None:
-        """The number that Git says is provisioned, where that is the evidence."""
-        found = declared(inputs.shared.fleet, inputs.server)
-        if isinstance(found, DecisionFinding):
-            self._found.append(found)
-            return None
-        return found
-
-    # R3
-
-    def _check_choice(self, inputs: ServerInputs) -> None:
-        """Note that several policies select the server with one priority, or that no policy does."""
-        shared, name = inputs.shared, inputs.server.metadata.name
-        if shared.tied:
-            message = f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority"
-            hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
-            place = (Id("BootPolicy", shared.tied[-1]), ("spec", "select"))
-            self._found.append(DecisionFinding(Code.POLICY_TIE, message, hint, place))
-        elif shared.is_unselected:
-            finding = DecisionFinding(
-                Code.NO_POLICY,
-                f"no BootPolicy selects {name}",
-                "select it, name a policy in it, or park it",
-                (Id("Server", name), ("metadata", "name")),
-                Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
-                is_shared=False,
-            )
-            self._found.append(finding)
-
-    # R4 and R6 under a policy
-
-    def _policy(self, inputs: ServerInputs, pool: Pool, boots: BootInputs) -> PolicyDecision:
-        server = inputs.server
-        boot = None
-        if boots.image is not None:
-            boot = self._boot(boots, boot_source(inputs, boots, pool=pool))
-            self._found.extend(check_skew(server, boots))
-        override = pool.override or _default_override(pool.network_boot, boot)
-        policy = Id("BootPolicy", pool.name)
-        self._found.extend(check_override(boot, override, policy))
-        self._found.extend(check_power(pool.power, pool.network_boot, policy))
-        self._found.extend(check_wait(pool.wait_for, server, policy))
-        self._found.extend(check_every_boot(boot, pool.network_boot, pool.reinstall, policy))
-        if pool.network_boot is not NetworkBoot.NEVER:
-            self._found.extend(check_uuid(server, boot, policy))
-        return PolicyDecision(
-            policy=pool.name,
-            network_boot=pool.network_boot,
-            boot=boot,
-            override=override,
-            disk_boot=pool.disk_boot,
-            power=pool.power,
-            provision=server.spec.provision,
-            attempts=inputs.shared.fleet.attempts,
-            wait_for=pool.wait_for,
-        )
-
-    def _boot(self, boots: BootInputs, source: BootSource) -> Boot | None:
-        """The composed boot; None where it cannot work, which has been noted."""
-        boot, found = _composed(self._composer, source, boots)
-        self._found.extend(found)
-        return boot
-
-    # R2
-
-    def _maintenance(self, inputs: ServerInputs, of: MaintenanceInputs) -> MaintenanceDecision:
-        server, maintenance = inputs.server, of.maintenance
-        spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
-        boot = None
-        if of.boot.image is not None:
-            boot = self._boot(of.boot, boot_source(inputs, of.boot, maintenance=maintenance))
-            self._found.extend(check_skew(server, of.boot))
-        override = spec.override or _default_override(spec.network_boot, boot)
-        self._found.extend(check_override(boot, override, key))
-        self._found.extend(check_every_boot(boot, spec.network_boot, spec.reinstall, key))
-        self._found.extend(check_uuid(server, boot, key))
-        self._found.extend(check_end(boot, spec.window, key))
-        return MaintenanceDecision(
-            name=maintenance.metadata.name,
-            start=spec.window.start,
-            end=spec.window.end,
-            priority=spec.priority,
-            network_boot=spec.network_boot,
-            boot=boot,
-            override=override,
-            run=spec.run,
-            power=spec.power,
-            max_unavailable=spec.max_unavailable,
-            max_unavailable_per=spec.max_unavailable_per,
-        )
-
-
-def _copies(fleet: FleetTerms, endpoint: str | None) -> CopyTerms:
-    """Return what the Fleet lets copies of the boot files serve of a server with this endpoint."""
-    serving = fleet.serving
-    return CopyTerms(
-        one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
-        late_ends=serving.late_ends is not None and endpoint is not None,
-        ipxe_https=serving.ipxe_https and (endpoint or "").startswith("https:"),
-    )
-
-
-def _restricts(fleet: FleetTerms, local_disk: str | None) -> bool:
-    """Return whether a server that boots its disk gets 404 by each lookup.
-
-    If unknown machines get anything else, a known machine that gets 404 would boot that.
-    """
-    return (fleet.serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found
-
-
-def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
-    """Once; but Always goes on with Continuous where an entry can end it."""
-    if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
-        return OverrideMode.CONTINUOUS
-    return OverrideMode.ONCE
-
-
-@lru_cache(maxsize=1024)  # servers share a few authorities
-def _authority_end(certificates: bytes) -> datetime | None:
-    """Return when the last certificate of a file ends; None: the file has none."""
-    return max(certificate_ends(certificates), default=None)
-
-
-def not_yet(repository: FleetRepository) -> Iterator[Problem]:
-    """A problem for each use of something that comes with a later version."""
+def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a problem for each use of something that comes with a later version."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
-            what = "entries of one's own for unknown machines"
-            key = Id("Fleet", fleet.metadata.name)
-            yield _later(repository, what, key, "spec", "unknownServers", "profile")
+            message = "this version of gitboot does not carry out entries of one's own for unknown machines"
+            place = ("spec", "unknownServers", "profile")
+            hint = "leave it out until a version has it"
+            yield repository.problem(Code.NOT_YET, message, Id("Fleet", fleet.metadata.name), *place, hint=hint)
 
 
-def _later(repository: FleetRepository, what: str, resource: Id, *path: str | int) -> Problem:
-    message = f"this version of gitboot does not carry out {what}"
-    return repository.problem(Code.NOT_YET, message, resource, *path, hint="leave it out until a version has it")
-
-
-NOT_FOUND: Final = "NotFound"  # on to the local disk by having no entry
-_OUTPUTS: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
-
-
-def loader_of(inputs: ServerInputs) -> Loader | None:
-    """Return the boot loader that DHCP names for a server; None: the default one."""
-    return inputs.server.spec.loader or inputs.shared.loader
-
-
-def local_disk_of(inputs: ServerInputs) -> str | None:
-    """Return how boot loaders start the disk of a server; None: the default way."""
-    return inputs.server.spec.local_disk or inputs.shared.local_disk
-
-
-def check_loader(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield that DHCP would name a boot loader for which gitboot publishes no entries."""
-    loader, fleet = loader_of(inputs), inputs.shared.fleet
-    if loader is None or _OUTPUTS[loader] in fleet.outputs:
-        return
-    place = (Id("Fleet", fleet.name), ("spec", "hardware"))
-    if inputs.server.spec.loader is not None:
-        place = (Id("Server", inputs.server.metadata.name), ("spec", "loader"))
-    message = f"DHCP would name {loader} for it, and {_OUTPUTS[loader]} is not among the outputs"
-    hint = f"add {_OUTPUTS[loader]} to the Fleet's outputs, or name another loader"
-    yield DecisionFinding(Code.COMBINATION, message, hint, place)
-
-
-def left_out(repository: FleetRepository) -> Iterator[Problem]:
-    """A warning where a URL that machines ask is one of IPv6, and no client of IPv6 is named.
+def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a warning if a URL that machines ask is one of IPv6, and no client of IPv6 is named.
 
     What a name leads to is not part of a commit.
     """
@@ -498,51 +363,42 @@ def left_out(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:
-    """Return what a revision decides; raise `InvalidRepository` with everything that is wrong with it.
+    """Return what a revision decides. Raises `InvalidRepository` with everything that is wrong with it.
 
     If documents are broken, the others are decided anyway, and their problems are reported with them. Problems that may
     only follow from a broken document are left out.
     """
-    if isinstance(found, Flawed):
-        besides, dated = _besides(found, decide)
-        problems = dict.fromkeys((*found.problems, *besides))
-        is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
-        raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None, dated=dated)
+    if not isinstance(found, Flawed):
+        try:
+            return decide(found.repository)
+        except InvalidRepository as error:
+            fleet = found.repository.fleet.spec
+            raise InvalidRepository(error.problems, fleet=fleet, dated=error.dated) from None
+    problems: Sequence[Problem]
+    dated: tuple[DatedProblem, ...]
     try:
-        return decide(found.repository)
+        decisions = decide(found.whole).decisions
+        problems, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
-        raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
-
-
-def _besides(
-    flawed: Flawed, decide: Callable[[FleetRepository], Decided]
-) -> tuple[list[Problem], tuple[DatedProblem, ...]]:
-    """Return what is wrong with the documents that are well formed, and what of it depends on the time."""
-    try:
-        decisions = decide(flawed.whole).decisions
-        found, dated = decisions.warnings, decisions.dated
-    except InvalidRepository as error:
-        found, dated = error.problems, error.dated
-    doubtful = _BY_POLICIES if flawed.lacking & _DECIDING else frozenset()
-    return [*(problem for problem in found if problem.code not in doubtful), *not_yet(flawed.well_formed)], dated
+        problems, dated = error.problems, error.dated
+    doubtful = _BY_POLICIES if found.lacking & _DECIDING else frozenset()
+    besides = (*(each for each in problems if each.code not in doubtful), *unsupported_uses(found.well_formed))
+    is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
+    spec = found.well_formed.fleet.spec if is_there else None
+    raise InvalidRepository(dict.fromkeys((*found.problems, *besides)), fleet=spec, dated=dated)
 
 
 _DECIDING: Final = frozenset({"BootPolicy", "Fleet"})  # of which one that is missing may change who is in which pool
 _BY_POLICIES: Final = frozenset({Code.NO_POLICY, Code.POLICY_TIE})
 
 
-def site_of(repository: FleetRepository, server: Server) -> Site | None:
-    """The first site that selects ``server``."""
-    return next(iter(sites(repository).of(server)), None)
-
-
 def sites_of(repository: FleetRepository) -> dict[str, Site]:
-    """The site of each server that is at one."""
+    """Return the site of each server that is at one."""
     selection = sites(repository)
     found = {name: selection.of(server) for name, server in repository.servers.items()}
     return {name: selected[0] for name, selected in found.items() if selected}
 
 
 def sites(repository: FleetRepository) -> Selecting[Site]:
-    """The sites that select servers, the first of which is a server's own."""
+    """Return the sites that select servers, the first of which is a server's own."""
     return Selecting((site, site.select) for site in repository.fleet.spec.sites)

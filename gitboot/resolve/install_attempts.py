@@ -12,9 +12,8 @@ from typing import Final
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import FETCH_GRACE, SERVED_GRACE
 from gitboot.resolve.provisioning_record import (
-    FETCH_GRACE,
-    SERVED_GRACE,
     InstallAttempt,
     InstallStep,
     Record,
@@ -26,7 +25,7 @@ from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
-    """Whether the key that the policy wants has been provisioned; lowering ``provision`` never asks again."""
+    """Return whether the key that a policy wants was provisioned. Lowering ``provision`` never asks again."""
     if record.provision is None or record.provision < policy.provision:
         return False
     if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
@@ -35,12 +34,12 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
 
 
 def is_overwritten(record: Record, wanted: int) -> bool:
-    """Whether a maintenance wrote the disks of what had been provisioned, and no higher number is wanted since."""
+    """Return whether a maintenance wrote the disks of a provisioned server, and no higher number is wanted since."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= wanted
 
 
 def provision_reason(policy: PolicyDecision, record: Record) -> str:
-    """The provision key that a policy wants.
+    """Return the provision key that a policy wants.
 
     Under OnImageChange an image may be wanted again that was provisioned before another: what was set for
     it then says nothing of now, so the instant of the last provisioning is part of the key.
@@ -51,7 +50,7 @@ def provision_reason(policy: PolicyDecision, record: Record) -> str:
 
 
 def image_reason(provision: int, image: str, record: Record) -> str:
-    """The provision key of an image that is wanted after what is recorded."""
+    """Return the provision key of an image that is wanted after the recorded provisioning."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
@@ -60,7 +59,7 @@ _AFTER: Final = "/after/"
 
 
 def is_covered(made: str | None, wanted: str) -> bool:
-    """Whether what was made for one provision key was made for another, too: lowering the number never asks again."""
+    """Return whether a boot for one provision key counts for another, too. Lowering the number never asks again."""
     if made is None or not (found := _KEY.fullmatch(made)):
         return False
     same = _KEY.fullmatch(wanted)
@@ -71,7 +70,7 @@ _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def numbers_of(base: str, key: str) -> tuple[int, int]:
-    """Which attempt at a provision key, and which of its boots, the key of a boot is."""
+    """Return the attempt at a provision key, and its boot, that the key of a boot names, counted from 1."""
     found = _BOOT.fullmatch(key.removeprefix(base))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
 
@@ -80,12 +79,12 @@ _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
-    """The last attempt at a provision key."""
+    """Return the last attempt at a provision key."""
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
 def overtaken_attempt(record: Record) -> InstallAttempt | None:
-    """An attempt at something else than what is provisioned, begun since and come to no end: its disks may be written.
+    """Return an attempt at another image or number that began after the provisioning, and whose end was not seen.
 
     So it is where a commit goes back while another image, or a higher number, is being installed.
     """
@@ -99,14 +98,14 @@ def overtaken_attempt(record: Record) -> InstallAttempt | None:
 
 
 def last_given(record: Record) -> int | None:
-    """The highest provision number for which a boot was perhaps given or an override consumed, whatever came of it."""
+    """Return the highest provision number for which a boot was perhaps served or an override consumed."""
     perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
 def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
-    """The attempt, and its boot, that is to be made next, counted from 1; None: no more by itself.
+    """Return the next attempt and its next boot, counted from 1. None: an operator has to look first.
 
     An attempt ends by its installer's word that it has failed, and another follows where the Fleet allows one. One
     that is silent has perhaps written the disks: that is for a person to look at.
@@ -121,7 +120,7 @@ def due_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
 
 
 def wanted_key(policy: PolicyDecision, record: Record) -> str:
-    """The key of the boot that is to be made next, or of the last that was given."""
+    """Return the key of the next boot, or of the last boot if there is no next one."""
     key, due = provision_reason(policy, record), due_boot(policy, record)
     if due is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
@@ -129,7 +128,7 @@ def wanted_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def token_of(decision: Decision, record: Record | None) -> Digest | None:
-    """What names the attempt that is offered, or was given last, where its data is asked for and its end reported.
+    """Return the token by which the offered or the last attempt asks for its user data and reports its end.
 
     The first one has the decision's own name. None: nothing is installed once.
     """
@@ -149,7 +148,7 @@ def token_of(decision: Decision, record: Record | None) -> Digest | None:
 
 
 def begun_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
-    """The run of a maintenance whose one boot was given, where its system would ask for data, and has not yet."""
+    """Return the run of a maintenance whose boot was served and whose system has not asked for its data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
     if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
         return None
@@ -160,7 +159,7 @@ def begun_run(decision: Decision, name: str | None, record: Record | None) -> Ru
 
 
 def step_of(decision: Decision, record: Record | None) -> InstallStep:
-    """How far the installation has come that a decision wants; without one, whether there ever was any."""
+    """Return how far the wanted installation has come; if none is wanted, whether there ever was one."""
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
     policy = decision.policy
@@ -176,7 +175,7 @@ def step_of(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """The attempt that has begun, and that nothing has shown the end of, or that has failed for good.
+    """Return the attempt that has begun and whose end was not seen, or that has failed for good.
 
     It may be at something else than what is wanted by now.
     """
@@ -188,14 +187,14 @@ def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | No
 
 
 def has_shown_all(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:
-    """Whether nothing more of an attempt can be seen by what is fetched: its boots, and that it has started."""
+    """Return whether fetches have shown everything of an attempt: all its boots, and its start."""
     if attempt.failed is not None or len(attempt.boots) < boots:
         return False
     return attempt.started is not None or not shows_start
 
 
 def what_was_seen(decision: Decision, record: Record | None) -> str | None:
-    """By what the step is known that the wanted installation has come to, in words; None: nothing was seen of it."""
+    """Return the evidence for the step of the wanted installation, in words; None: there is no evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
     if is_provisioned(decision.policy, record):
@@ -208,7 +207,7 @@ def what_was_seen(decision: Decision, record: Record | None) -> str | None:
 
 
 def what_was_seen_of_run(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
-    """Which run of a maintenance was made, and by what that is known, in words; None: nothing was seen of one."""
+    """Return the last run of a maintenance, and the evidence for it in words; None: there is no evidence."""
     made = record.runs.get(name) if record is not None and name is not None else None
     if made is None or made.given is None:
         return None
@@ -223,7 +222,7 @@ _BEGUN: Final = frozenset({InstallStep.ATTEMPTED, InstallStep.STARTED, InstallSt
 def first_records(
     decisions: Iterable[Decision], known: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Records for servers that a ledger sees for the first time.
+    """Return records for servers that a ledger sees for the first time.
 
     A server is adopted as it stands, its wanted key as provisioned, when its provision number is 0 (nothing is
     reinstalled by taking over a running fleet), and is pending when it is 1 or more; with ``adopt_all``
@@ -237,7 +236,7 @@ def first_records(
 
 
 def adopted(decision: Decision, at: datetime | None = None) -> Record:
-    """The record of a server that is as its decision wants it.
+    """Return the record of a server that is as its decision wants it.
 
     With an instant, the runs of maintenances that had begun by then count as made, so long ago that nothing is given
     once more; and what was fetched before it says nothing.
@@ -256,7 +255,7 @@ def adopted(decision: Decision, at: datetime | None = None) -> Record:
 
 
 def ran(record: Record, maintenance: str, made: Run, *, once: bool, overwrites: bool) -> Record:
-    """The record once a maintenance's boot was made; one that writes disks leaves them unknown."""
+    """Return the record after a maintenance's boot. After a boot that writes disks, their content is unknown."""
     return replace(
         record,
         runs={**record.runs, maintenance: made} if once else record.runs,
@@ -284,13 +283,10 @@ class Newcomer:
     runs: Mapping[str, Run] = field(default_factory=dict)  # of maintenances, that were made on the board before it
 
     def record(self, decision: Decision) -> Record | None:
-        """The record that it begins with; None: it has none, and boots its disk."""
-        match self.known:
-            case Known.NEW:
-                return adopted(decision) if decision.provision == 0 else Record()
-            case Known.PENDING:
-                return Record(runs=self.runs)
-        return None
+        """Return the first record of the server; None: it has no record, and boots its disk."""
+        if self.known is Known.NEW and decision.provision == 0:
+            return adopted(decision)
+        return Record(runs=self.runs) if self.known is not Known.UNKNOWN else None
 
 
 def newcomer(
@@ -301,42 +297,37 @@ def newcomer(
     introduced: int | None,
     carries: str | None = None,
 ) -> Newcomer:
-    """What is known of the server of ``decision``, of which ``records`` say nothing.
+    """Return what is known of the server of ``decision``, which has no record.
 
     ``seen`` are all machines that the ledger ever saw. ``introduced`` is the provision number with which the server
     came since the accepted commit, by the first-parent line (`gitboot.review.commit_path.introduced`); None: it stood
     there already. ``carries`` says which mark of another machine it has: a new board in the same chassis brings one.
     """
-    if decision.replaces is not None:
-        return _replacing(decision, decision.replaces, records)
-    why = None
+    if (replaced := decision.replaces) is not None:
+        before = records.get(replaced)
+        if before is None:
+            return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
+        numbers = [each for each in (before.provision, last_given(before)) if each is not None]
+        if not numbers:
+            why = f"it replaces {replaced}, which was not provisioned yet"
+            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+        number = max(numbers)
+        done = "provisioned" if before.provision == number else "given its boot"
+        why = f"it replaces {replaced}, which was {done} with {number}"
+        if decision.provision > number:
+            return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
+        return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
     if carries is not None:
-        why = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
+        unknown = f"it has {carries}: for a new motherboard, name the UUID of the old one in replaces"
     elif decision.uuid in seen:
-        why = "the ledger saw this machine before, and nothing is recorded of it"
+        unknown = "the ledger saw this machine before, and nothing is recorded of it"
     elif introduced is None:
-        why = "it stood in the accepted commit, and nothing is recorded of it"
+        unknown = "it stood in the accepted commit, and nothing is recorded of it"
     elif introduced > NEW_UP_TO:
-        why = f"it came with provision {introduced}, so it may have been installed elsewhere"
-    if why is not None:
-        return Newcomer(known=Known.UNKNOWN, why=why)
-    return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
-
-
-def _replacing(decision: Decision, replaced: SystemUuid, records: Mapping[SystemUuid, Record]) -> Newcomer:
-    before = records.get(replaced)
-    if before is None:
-        return Newcomer(known=Known.UNKNOWN, why=f"it replaces {replaced}, of which nothing is recorded")
-    given = last_given(before)
-    if before.provision is None and given is None:
-        why = f"it replaces {replaced}, which was not provisioned yet"
-        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
-    number = max(each for each in (before.provision, given) if each is not None)
-    done = "provisioned" if before.provision == number else "given its boot"
-    why = f"it replaces {replaced}, which was {done} with {number}"
-    if decision.provision > number:
-        return Newcomer(known=Known.PENDING, why=why, runs=before.runs)
-    return Newcomer(known=Known.UNKNOWN, why=f"{why}: provision is not above that")
+        unknown = f"it came with provision {introduced}, so it may have been installed elsewhere"
+    else:
+        return Newcomer(known=Known.NEW, why=f"it came with provision {introduced}")
+    return Newcomer(known=Known.UNKNOWN, why=unknown)
 
 
 def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
@@ -348,9 +339,14 @@ def progress_of(record: Record | None, at: datetime) -> InstallProgress | None:
     """
     if record is None:
         return None
-    if (attempt := _unfinished(record)) is not None:
-        return _of_attempt(InstallState.INSTALLING, attempt, None)
-    served = [each for each in _served(record) if each.until is not None and each.at <= at < each.until]
+    last = record.attempts[-1] if record.attempts else None
+    if record.provision is not None:
+        last = overtaken_attempt(record)
+    elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
+        last = None  # an operator recorded since then that the server is pending: `gitboot records set`
+    if last is not None:
+        return _progress_of_attempt(InstallState.INSTALLING, last, None)
+    served = [each for each in _served_installations(record) if each.until is not None and each.at <= at < each.until]
     return max(served, key=lambda each: each.at, default=None)
 
 
@@ -361,16 +357,7 @@ def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Diges
     return token(uuid, "disk", format_instant(progress.since), format_instant(progress.at))
 
 
-def _unfinished(record: Record) -> InstallAttempt | None:
-    """Return the last attempt if nothing has shown its completion since its last boot was served."""
-    if record.provision is not None:
-        return overtaken_attempt(record)
-    last = record.attempts[-1] if record.attempts else None
-    since = record.provisioned_at  # when a person recorded that the server is pending: `gitboot records set`
-    return None if last is None or (since is not None and last.boots[-1].at <= since) else last
-
-
-def _served(record: Record) -> Iterator[InstallProgress]:
+def _served_installations(record: Record) -> Iterator[InstallProgress]:
     """Yield what was served without a report of its completion, and without a boot of the disk since."""
     last = record.attempts[-1] if record.attempts else None
     if record.evidence in EVIDENCE_OF_A_BEGINNING and record.provisioned_at is not None:
@@ -380,7 +367,7 @@ def _served(record: Record) -> Iterator[InstallProgress]:
                 InstallState.SERVED, record.provisioned_at, InstallStep.ATTEMPTED, record.provisioned_at, until
             )
         elif last.disk_boot is None:
-            yield _of_attempt(InstallState.SERVED, last, until)
+            yield _progress_of_attempt(InstallState.SERVED, last, until)
     run = record.runs.get(record.overwritten_by or "")
     if run is not None and run.given is not None and run.disk_boot is None:
         seen = run.started or run.given
@@ -389,6 +376,6 @@ def _served(record: Record) -> Iterator[InstallProgress]:
         yield InstallProgress(InstallState.SERVED, run.given.at, step, seen.at, until, record.overwritten_by)
 
 
-def _of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
+def _progress_of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
     at = attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
     return InstallProgress(state, attempt.boots[0].at, attempt.step, at, until)

@@ -25,7 +25,7 @@ REPEATED: Final = frozenset(
 
 @lru_cache(maxsize=4096)  # servers have most of them in common
 def name_of(argument: str) -> str:
-    """What an argument sets; the kernel takes ``-`` and ``_`` in names for the same."""
+    """Return the name that an argument sets. The kernel takes ``-`` and ``_`` in names for the same."""
     return argument.partition("=")[0].replace("-", "_")
 
 
@@ -34,7 +34,7 @@ _REPEATED_NAMES: Final = frozenset(name_of(name) for name in REPEATED)
 
 @lru_cache(maxsize=1024)  # likewise
 def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """One list of several, each later than the one before.
+    """Merge lists of arguments, of which later ones override earlier ones.
 
     ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);
     ``-name`` removes all earlier ones of its name, ``-name=value`` just that one. An argument of
@@ -67,7 +67,7 @@ def argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
 
 
 def own_arguments(source: BootSource) -> ArgumentLists:
-    """The arguments that are asked for besides the image's own, in the order of R7.
+    """Return the arguments besides the image's own, in the order of rule R7.
 
     Under a maintenance they are the maintenance's: neither the policy's nor the server's apply (R2).
     """
@@ -84,7 +84,7 @@ def own_arguments(source: BootSource) -> ArgumentLists:
 
 
 def with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
-    """Adds what leads a first boot to its user data, unless the author has set it."""
+    """Add the arguments that lead a first boot to its user data, unless the author has set them."""
     names = {name_of(argument) for argument in merged}
     added = (argument for argument in user_data_formats.arguments(user_data) if name_of(argument) not in names)
     return (*merged, *added)

@@ -11,6 +11,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
 from gitboot.resolve.install_attempts import (
     due_boot,
     is_covered,
@@ -22,19 +23,30 @@ from gitboot.resolve.install_attempts import (
     token_of,
     wanted_key,
 )
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallStep, Record, Run
+from gitboot.resolve.provisioning_record import (
+    InstallStep,
+    Record,
+    Run,
+)
 from gitboot.resolve.server_decision import (
     Boot,
     BootFile,
     Decision,
     MaintenanceDecision,
+    OverrideEnabled,
     OverrideTarget,
     PolicyDecision,
     UserDataFiles,
     WithheldBoot,
     token,
 )
-from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Halt, Phase
+from gitboot.resolve.server_plan import (
+    EVIDENCE_OF_A_BEGINNING,
+    BootOverride,
+    BootPlan,
+    Cause,
+    Phase,
+)
 
 
 def plan(
@@ -45,7 +57,7 @@ def plan(
     stop: Halt = Halt.NONE,
     absent: Collection[BootFile] = (),
 ) -> BootPlan | None:
-    """What ``decision`` boots at ``at``, knowing ``record`` (None: nothing is known).
+    """Return what a server boots at an instant, by its decision and its record (None: it has no record).
 
     A boot that is made by any of the files that are ``absent`` is not offered, unless it was given already. None where
     there is no plan: parked, retired, or neither a policy nor an active maintenance.
@@ -53,7 +65,15 @@ def plan(
     state = _state(decision, at, record, stop, absent)
     if state is None:
         return None
-    told = token_of(decision, record)
+    told, common, boot, data, offered = token_of(decision, record), decision.token, state.boot, state.data, 0
+    if data is None and common is not None and state.user_data is not None:
+        is_installed = state.maintenance is None and (state.key is not None or boot is None)
+        data = told if is_installed else None
+    if boot is not None and state.key is not None and record is not None:
+        offered = max(record.offered, record.taken_back)  # since which it is another offer than before
+    if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
+        # The system of a boot that is made once asks for its data at a path of its own, and reports by its own token.
+        boot = boot.with_data_in(folder, told_by=(common or "", told if told is not None else common or ""))
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -67,13 +87,13 @@ def plan(
         policy=decision.policy.policy if decision.policy else None,
         maintenance=state.maintenance,
         key=state.key,
-        boot=_boot_of(decision, state, told),
+        boot=boot,
         user_data=state.user_data,
         override=state.override,
         next_transition=transition(decision, at, record, stop=stop, absent=absent),
-        offered=_offered_by(record) if state.boot is not None and state.key is not None else 0,
-        data=_data_of(decision, state, told),
-        token=told if told != decision.token else None,
+        offered=offered,
+        data=data,
+        token=told if told != common else None,
         medium=state.inserted.medium if state.inserted is not None else None,
         reads_medium=state.inserted is not None and state.inserted.reads_medium,
         local_disk=decision.local_disk,
@@ -81,7 +101,7 @@ def plan(
 
 
 def without_left(decision: Decision, left: datetime | None) -> Decision:
-    """What a decision asks for once it was ``left`` already, whatever a clock says that was set back since.
+    """Return a decision without the windows that ended by ``left``, although the clock was set back since.
 
     A window that had ended by then opens no more; None: the clock was never ahead of what it says.
     """
@@ -99,35 +119,12 @@ def transition(
     stop: Halt = Halt.NONE,
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
-    """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
+    """Return the next instant after ``at`` at which the plan changes without a commit and without an observation."""
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
     if not later:
         return None
     now = _state(decision, at, record, stop, absent)
     return next((each for each in later if _state(decision, each, record, stop, absent) != now), None)
-
-
-def _offered_by(record: Record | None) -> int:
-    """The newest decision since which a boot is another offer than before, to whoever gives each of them once."""
-    return max(record.offered, record.taken_back) if record is not None else 0
-
-
-def _data_of(decision: Decision, state: _State, told: Digest | None) -> Digest | None:
-    """The token by which the system of a boot that is made once, or was, asks for its data."""
-    if state.data is not None:
-        return state.data
-    is_installed = state.maintenance is None and (state.key is not None or state.boot is None)
-    return told if is_installed and state.user_data is not None and decision.token is not None else None
-
-
-def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | None:
-    """The boot of a state; what is made once asks for its data where nobody else does, and reports by its own name."""
-    if state.boot is None or (data := _data_of(decision, state, told)) is None:
-        return state.boot
-    if (folder := decision.data_folder(data)) is None:
-        return state.boot
-    common = decision.token or ""
-    return state.boot.with_data_in(folder, told_by=(common, told if told is not None else common))
 
 
 def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collection[BootFile] = ()) -> BootPlan:
@@ -155,19 +152,19 @@ def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collecti
 
 
 def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Whether a maintenance's one boot was made; a window that starts after the one in which it was asks again."""
+    """Return whether a maintenance's one boot was made. A window that starts after its window asks again."""
     return is_made(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
 
 def is_made(made: Run | None, run: int, start: datetime | None) -> bool:
-    """The same of a run, by what was made last, and the start of its window."""
+    """Return whether a run whose window starts at ``start`` was made, by the last run of its maintenance."""
     if made is None or made.run < run:
         return False
     return made.end is None or start is None or start < made.end
 
 
 def already_made(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """The runs by which maintenances that are not over ask for nothing more, by maintenance."""
+    """Return the runs that were made of maintenances that are not over, by maintenance."""
     if record is None:
         return {}
     return {
@@ -194,7 +191,7 @@ class _State:
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
-    """Every instant at which something about the plan may change."""
+    """Yield every instant at which the plan may change."""
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
@@ -216,48 +213,48 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
 def _state(
     decision: Decision, at: datetime, record: Record | None, stop: Halt, absent: Collection[BootFile]
 ) -> _State | None:
+    """Return what a server boots at an instant, before its files are named. None: it has no plan."""
+    policy = decision.policy
+    active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
-    state = _asked(decision, at, record)
-    if state is None:
+    if active:  # R2: the highest priority; every tie was over when the commit was accepted
+        highest = max(active, key=lambda maintenance: maintenance.priority)
+        state = _under_maintenance(decision.uuid, highest, at, record)
+    elif policy is not None:
+        state = _under_policy(policy, at, record)
+    else:
         return None
     if (boot := state.boot) is None:
         given = _may_still_run(decision, at, record, state)
         return replace(state, inserted=_inserted(given)) if given is not None else state
     if stop is Halt.ALL:
-        policy = decision.policy
         return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
     if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
-        return _instead(decision.policy, Cause.STOPPED, absent)
-    if _is_withheld(decision, state, at, record):
-        instead = _instead(decision.policy, Cause.WITHHELD, absent)
+        return _instead(policy, Cause.STOPPED, absent)
+    if boot.writes_disk and _is_withheld(decision, state, at, record):
+        instead = _instead(policy, Cause.WITHHELD, absent)
         if state.begun and instead.boot is None:  # the system that was booted still fetches its user data
             return replace(instead, user_data=state.user_data, data=state.data)
         return instead
     if not state.begun and boot.lacks(absent):
-        return _instead(decision.policy, Cause.ABSENT, absent)
+        return _instead(policy, Cause.ABSENT, absent)
     return replace(state, inserted=_inserted(boot))
 
 
 def _is_withheld(decision: Decision, state: _State, at: datetime, record: Record | None) -> bool:
     """Return whether a newer commit withholds the install boot of a state.
 
-    An attempt that has begun gets its remaining boots, unless a newer commit takes its image back.
+    An attempt that has begun, and not failed, gets its remaining boots, unless a newer commit takes its image back.
     """
-    if state.boot is None or not state.boot.writes_disk:
-        return False
     found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.active(at)]
     if not found or any(each.takes_image_back for each in found):
         return bool(found)
-    return not (state.begun or (state.maintenance is None and _has_begun(decision.policy, record)))
-
-
-def _has_begun(policy: PolicyDecision | None, record: Record | None) -> bool:
-    """Return whether an attempt at what the policy wants has begun, and not failed."""
-    if policy is None or record is None or policy.network_boot is NetworkBoot.ALWAYS:
-        return False
-    last = last_attempt(record, provision_reason(policy, record))
-    return last is not None and last.failed is None
+    policy, last = decision.policy, None
+    if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
+        last = last_attempt(record, provision_reason(policy, record))
+    has_begun = state.maintenance is None and last is not None and last.failed is None
+    return not (state.begun or has_begun)
 
 
 def _inserted(boot: Boot) -> Boot | None:
@@ -265,7 +262,7 @@ def _inserted(boot: Boot) -> Boot | None:
 
 
 def _may_still_run(decision: Decision, at: datetime, record: Record | None, state: _State) -> Boot | None:
-    """The boot that was made once and whose system may still read its medium: nothing has shown its end."""
+    """Return the one-time boot whose system may still read its medium, because its end was not seen."""
     if record is None:
         return None
     if state.maintenance is not None:
@@ -291,16 +288,8 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
     return policy.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
 
 
-def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | None:
-    """What the commit asks for, stopped or not."""
-    active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
-    if active:  # R2: the highest priority; every tie was over when the commit was accepted
-        return _under_maintenance(decision.uuid, max(active, key=lambda maintenance: maintenance.priority), at, record)
-    return _under_policy(decision.policy, at, record) if decision.policy is not None else None
-
-
 def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
-    """What boots in place of a boot that is not offered."""
+    """Return what boots in place of a boot that is not offered."""
     if policy is None:
         return _nothing(cause)
     if (boot := harmless_boot(policy, absent)) is not None:
@@ -333,7 +322,10 @@ def _under_maintenance(
         made = has_run(maintenance, record)
         if made and not is_given_again(record.runs[name], at):
             asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
-            cause = _cause_of(boot, record.runs[name])
+            cause = Cause.MAINTENANCE_DONE
+            if boot.shows_its_start and record.runs[name].given is not None:
+                is_given = record.runs[name].started is None
+                cause = Cause.MAINTENANCE_GIVEN if is_given else Cause.MAINTENANCE_STARTED
             if not asks_still:
                 return _State(Phase.DISK, cause, name, None, None, None)
             return _State(Phase.DISK, cause, name, None, boot.user_data, None, data=data)
@@ -359,19 +351,12 @@ def _first_serve(record: Record, key: str) -> datetime | None:
 
 
 def is_given_again(made: Run, at: datetime) -> bool:
-    """Whether a maintenance's one boot is given to whoever asks once more, until its system has asked for its data."""
+    """Return whether a maintenance's one boot is still served: for a minute, until its system asks for its data."""
     return made.started is None and _is_within(made.at, at, FETCH_GRACE)
 
 
-def _cause_of(boot: Boot, made: Run) -> Cause:
-    """Why a maintenance boots the disk once its one boot was given: what has been seen of that."""
-    if not boot.shows_its_start or made.given is None:
-        return Cause.MAINTENANCE_DONE
-    return Cause.MAINTENANCE_GIVEN if made.started is None else Cause.MAINTENANCE_STARTED
-
-
 def run_reason(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """The run that a maintenance wants, as the reason of an override.
+    """Return the run that a maintenance wants, as the reason of an override.
 
     A run that is made again in a later window has a reason of its own: what was set for the first says nothing of it.
     """
@@ -431,7 +416,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
 
 
 def wanted_release(policy: PolicyDecision, record: Record) -> str:
-    """For what a machine has to be seen off: the provision key, and the word by which it was asked for anew."""
+    """Return the key of the installation for which gitboot has to see the machine off."""
     return f"{provision_reason(policy, record)}/{record.offered}"
 
 
@@ -444,7 +429,7 @@ _CAUSES: Final = {
 
 
 def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Whether a grace holds: never before it began, by a clock that was set back since."""
+    """Return whether a grace holds. It does not hold before it began, if the clock was set back since."""
     return since <= at < since + grace
 
 
@@ -457,7 +442,7 @@ def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None 
     override = None
     if policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
-            enabled=OverrideMode.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
+            enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
     return _State(Phase.DISK, cause, None, None, user_data, override)
 
@@ -474,7 +459,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
         return None
     file = boot.http_boot_file
     return BootOverride(
-        enabled=mode,
+        enabled=OverrideEnabled(mode.value),
         target=_TARGETS[boot.method],
         http_boot_uri=file.url if file is not None else None,
         reason=reason,
@@ -483,7 +468,7 @@ def _override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason:
 
 
 def carried(record: Record, decision: Decision) -> Record:
-    """The record once a commit moved the windows in which runs were made: a run lasts as long as its window does.
+    """Return the record after a commit moved the windows of runs. A run lasts as long as its window.
 
     So a window that was lengthened and then shortened from the front asks for no second run.
     """

@@ -70,53 +70,31 @@ class Pool:
 
 
 def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
-    """Every policy with what it inherits, and what is wrong with the inheritance."""
+    """Return every policy with what it inherits, and what is wrong with the inheritance."""
     found: dict[str, Pool] = {}
     problems: list[Problem] = []
     for name in repository.policies:
-        chain = _chain(repository, name)
-        if chain is None:
-            problems.append(
-                repository.problem(
-                    Code.CYCLE,
-                    f"BootPolicy/{name} is its own ancestor",
-                    Id("BootPolicy", name),
-                    "spec",
-                    "inherits",
-                    hint="remove one of the inherits",
-                )
-            )
+        policy, chain = Id("BootPolicy", name), [name]
+        while (parent := repository.policies[chain[-1]].spec.inherits) is not None and parent not in chain:
+            chain.append(parent)
+        if parent is not None:
+            message, hint = f"BootPolicy/{name} is its own ancestor", "remove one of the inherits"
+            problems.append(repository.problem(Code.CYCLE, message, policy, "spec", "inherits", hint=hint))
             continue
+        chain.reverse()
         specs = [repository.policies[each].spec for each in chain]
         missing = [field for field in ("profile", "network_boot") if _inherited(specs, field) is None]
         if not missing:
-            found[name] = _pool(name, chain, specs)
+            found[name] = _pool(name, tuple(chain), specs)
         elif not any(_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
-            problems.append(
-                repository.problem(
-                    Code.NOT_INHERITED,
-                    f"BootPolicy/{name} neither has nor inherits {what}",
-                    Id("BootPolicy", name),
-                    "spec",
-                    hint=f"add {what}, or inherits",
-                )
-            )
+            message, hint = f"BootPolicy/{name} neither has nor inherits {what}", f"add {what}, or inherits"
+            problems.append(repository.problem(Code.NOT_INHERITED, message, policy, "spec", hint=hint))
     return found, problems
 
 
-def _chain(repository: FleetRepository, name: str) -> tuple[str, ...] | None:
-    """The policies from the root to ``name``; None where they go in a circle."""
-    chain = [name]
-    while (parent := repository.policies[chain[-1]].spec.inherits) is not None:
-        if parent in chain:
-            return None
-        chain.append(parent)
-    return tuple(reversed(chain))
-
-
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
-    """The last value that is set along a chain."""
+    """Return the last value that is set along a chain."""
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 
@@ -162,28 +140,23 @@ def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] |
     winners = [pool for pool in leaves if pool.priority == highest]
     if len(winners) > 1:
         return Tie(tuple(pool.name for pool in winners))
-    winner = winners[0]
-    lost = tuple(
-        Lost(f"BootPolicy/{pool.name}", "R3", _why_lost(pool, winner, pool.name in ancestors))
-        for pool in candidates
-        if pool is not winner
-    )
-    return Won(winner, "it selects the server", lost)
-
-
-def _why_lost(pool: Pool, winner: Pool, is_ancestor: bool) -> str:
-    if is_ancestor:
-        return "a policy that inherits from it selects the server too"
-    return f"priority {pool.priority} is below {winner.priority}"
+    (winner,) = winners
+    beaten: list[Lost] = []
+    for pool in (each for each in candidates if each is not winner):
+        why = f"priority {pool.priority} is below {winner.priority}"
+        if pool.name in ancestors:
+            why = "a policy that inherits from it selects the server too"
+        beaten.append(Lost(f"BootPolicy/{pool.name}", "R3", why))
+    return Won(winner, "it selects the server", tuple(beaten))
 
 
 def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
-    """Whether a server is among the first ``percent`` of a stream's servers; raising it only adds."""
+    """Return whether a server is among the first ``percent`` of a stream's servers. Raising it only adds servers."""
     return joins_at(stream, uuid) <= percent
 
 
 def joins_at(stream: str, uuid: SystemUuid) -> int:
-    """The lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
+    """Return the lowest percentage, 1 to 100, at which a stream's rollout reaches a server."""
     place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
     return (place * 100 >> 64) + 1
 
@@ -231,7 +204,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
 
 
 def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
-    """Under a maintenance: the profile's image, or its stream's current one."""
+    """Return the image under a maintenance: the profile's, or the current one of its stream."""
     if profile.spec.image is not None:
         return profile.spec.image
     assert profile.spec.stream is not None  # noqa: S101 - the model: exactly one, and not asked for Disk
@@ -250,31 +223,14 @@ class OptOut:
     path: tuple[str | int, ...]
 
 
-def opt_outs(repository: FleetRepository, pinned: Iterable[str] | None = None) -> Iterator[OptOut]:
-    """Every pin and hold of a fleet; ``pinned`` are the servers that have a pin, where that is known."""
-    for name in repository.servers if pinned is None else pinned:
-        if (pin := pin_of(repository.servers[name])) is not None:
-            yield pin
-    yield from holds(repository)
-
-
-def pin_of(server: Server) -> OptOut | None:
-    """The pin of a server, if it has one."""
-    pin, name = server.spec.pin, server.metadata.name
-    if pin is None:
-        return None
-    return OptOut(
-        what=f"the pin of {name}",
-        image=pin.image,
-        reason=pin.reason,
-        until=pin.until,
-        resource=Id("Server", name),
-        path=("spec", "pin"),
-    )
-
-
-def holds(repository: FleetRepository) -> Iterator[OptOut]:
-    """Every hold of a fleet's streams."""
+def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
+    """Yield every pin and hold of a fleet."""
+    for name, server in repository.servers.items():
+        if (pin := server.spec.pin) is not None:
+            what, resource = f"the pin of {name}", Id("Server", name)
+            yield OptOut(
+                what=what, image=pin.image, reason=pin.reason, until=pin.until, resource=resource, path=("spec", "pin")
+            )
     for name, stream in repository.streams.items():
         for number, hold in enumerate(stream.spec.holds):
             yield OptOut(
@@ -287,9 +243,9 @@ def holds(repository: FleetRepository) -> Iterator[OptOut]:
             )
 
 
-def overdue(repository: FleetRepository, at: datetime, pinned: Iterable[str] | None = None) -> Iterator[Problem]:
-    """A warning for each pin and hold whose deadline is past at ``at``; ``pinned`` as for `opt_outs`."""
-    for opt_out in opt_outs(repository, pinned):
+def overdue(repository: FleetRepository, at: datetime) -> Iterator[Problem]:
+    """Yield a warning for each pin and hold whose deadline is past at ``at``."""
+    for opt_out in opt_outs(repository):
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.problem(
                 Code.OVERDUE,
@@ -310,7 +266,7 @@ class MinimumVersion(NamedTuple):
 
 
 def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """What is wanted of the servers of each profile, where something is said when it is not so."""
+    """Return the lowest version for the servers of each profile, if gitboot reports lower ones."""
     streams = {
         name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
     }
@@ -357,7 +313,7 @@ class BootSource:
 
 
 class Unbootable(Exception):
-    """A boot that cannot work: the code, what is wrong, its hint, and the resource and field to look at."""
+    """A boot that cannot work: the code, what is wrong, its hint, and the place as of a `DecisionFinding`."""
 
     def __init__(
         self,
@@ -366,11 +322,9 @@ class Unbootable(Exception):
         hint: str,
         resource: Id,
         *path: str | int,
-        template: tuple[str, int] | None = None,  # the file and line to look at instead, 1-based
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.resource, self.path = code, message, hint, resource, path
-        self.template = template
 
 
 class Selecting(Generic[T]):
@@ -394,7 +348,7 @@ class Selecting(Generic[T]):
         self._found: dict[tuple[str | None, ...], tuple[list[int], tuple[T, ...]]] = {}  # by labels
 
     def of(self, server: Server) -> tuple[T, ...]:
-        """What selects a server."""
+        """Return what selects a server, in the given order."""
         name, labels = server.metadata.name, server.metadata.labels
         seen = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(seen)) is None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from gitboot.errors import UsageError
 from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.server_decision import Decision
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def ahead(
     known: Mapping[SystemUuid, Record],
     reasons: Callable[[SystemUuid], Collection[str | None]],
 ) -> list[SystemUuid]:
-    """The servers of which a published tree knew more than a ledger: that one is an older copy.
+    """Return the servers of which a published tree has newer records than a ledger, which is an older copy.
 
     ``reasons`` gives what the ledger has set a server for: what was consumed was set.
     """
@@ -40,7 +41,7 @@ def ahead(
 
 
 def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
-    """What only ever grows in a server's record."""
+    """Return the parts of a server's record that only grow."""
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
@@ -50,7 +51,7 @@ def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime
 
 
 def _has_serve_unknown_to(known: Record | None, published: Record) -> bool:
-    """Whether a published record has an intent that a ledger has neither read nor dropped because it was withheld."""
+    """Return whether a published record has an intent that the ledger has neither read nor dropped as withheld."""
     serves = known.unknown_serves if known is not None else ()
     intents = {each.intent for each in serves}
     given_back = max((each.seen.at for each in serves if not each.intent), default=None)
@@ -61,7 +62,7 @@ def _has_serve_unknown_to(known: Record | None, published: Record) -> bool:
 
 
 def last_shown(record: Record) -> datetime | None:
-    """When anything was seen of a server last, as far as its record tells."""
+    """Return when a server was last seen, by its record."""
     seen = [*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values())]
     seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
@@ -72,7 +73,7 @@ def _last_instant(attempt: InstallAttempt) -> datetime:
 
 
 def drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Where a provisioned server is not what is planned for it: by condition, in words."""
+    """Return how a provisioned server differs from its plan, in words, by condition."""
     policy = decision.policy
     if record is None or record.provision is None or policy is None:
         return {}
@@ -90,7 +91,7 @@ def shard_of(uuid: SystemUuid) -> str:
 
 
 def exported(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Records as a file of ``ops/records`` has them, and as ``gitboot records begin FILE`` reads them."""
+    """Return records as a file of ``ops/records``, which ``gitboot records begin FILE`` reads."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
@@ -106,7 +107,7 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 
 def record_facts(record: Record) -> dict[str, Any]:
-    """A record as JSON values."""
+    """Return a record as JSON values."""
     runs = {name: _without_absent_disk_boot(facts(run)) for name, run in record.runs.items()}
     attempts = [attempt_facts(each) for each in record.attempts]
     perhaps = {"unknownServes": facts(record.unknown_serves)} if record.unknown_serves else {}
@@ -114,7 +115,7 @@ def record_facts(record: Record) -> dict[str, Any]:
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
-    """An attempt at an installation as JSON values: what was fetched of it, when and by whom, and how far it came."""
+    """Return an attempt at an installation as JSON values: its fetches, and how far it came."""
     return _without_absent_disk_boot({**facts(attempt), "step": attempt.step})
 
 
@@ -124,18 +125,18 @@ def _without_absent_disk_boot(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def last_word(record: Record) -> list[Any]:
-    """What was known last of a server's installation, as a JSON value: who asks for another has seen that one."""
+    """Return the last provisioning of a server as a JSON value. An operator who changes the record has seen it."""
     return [record.offered, record.provision, record.image, facts(record.provisioned_at)]
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """What was seen of a maintenance's run, as JSON values."""
+    """Return what was seen of a maintenance's run, as JSON values."""
     seen = {"given": facts(run.given), "started": facts(run.started), "diskBoot": facts(run.disk_boot)}
     return _without_absent_disk_boot(seen)
 
 
 def record_of(item: Mapping[str, Any]) -> Record:
-    """The record that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    """Return the record of JSON values. Raises ValueError, TypeError or KeyError if they are not a record."""
 
     def optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
@@ -169,7 +170,7 @@ def unknown_serves_of(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe,
 
 
 def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
-    """The attempt that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    """Return the attempt of JSON values. Raises ValueError, TypeError or KeyError if they are not an attempt."""
     started, failed, boots = item["started"], item["failed"], tuple(map(_seen, item["boots"]))
     if not boots:
         raise ValueError("expected the boot that was given")
@@ -199,7 +200,7 @@ def _run(made: Mapping[str, Any]) -> Run:
 
 
 def seen_of_run(seen: Mapping[str, Any]) -> dict[str, Seen | None]:
-    """What was seen of a run, from `run_facts`; raises ValueError, TypeError or KeyError where it is none."""
+    """Return what was seen of a run, from `run_facts`. Raises ValueError, TypeError or KeyError for other values."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _seen(seen[key]) if seen.get(key) is not None else None for name, key in names.items()}
 
@@ -211,7 +212,7 @@ def _number(value: object) -> int:
 
 
 def _instant(value: object) -> datetime:
-    """An instant as `exported` writes it: evidence has fractions of a second, which YAML has not."""
+    """Return an instant as `exported` writes it. Evidence has fractions of a second, which YAML has not."""
     at = datetime.fromisoformat(text(value))
     if at.tzinfo is None:
         raise ValueError(f"expected an instant with an offset, found {shown(value)}")
@@ -312,7 +313,7 @@ class InstallAttempt:
         return self.started if self.started is not None and self.runs else self.boots[-1]
 
     def is_given_again(self, at: datetime) -> bool:
-        """Whether the last boot is given to whoever asks once more: a second NIC, a loader's retry, the next loader."""
+        """Return whether the last boot is still served: to a second NIC, a loader's retry, or the next loader."""
         given = self.boots[-1].at
         if self.failed is not None or self.runs:
             return False
@@ -320,7 +321,7 @@ class InstallAttempt:
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:
-    """What one boot of one attempt is offered, set and recorded for."""
+    """Return the key for which one boot of one attempt is offered, set and recorded."""
     return key + (f"/attempt/{attempt}" if attempt > 1 else "") + (f"/boot/{boot}" if boot > 1 else "")
 
 
@@ -352,9 +353,3 @@ class Record:
         """Return the first intent to serve the boot of a key whose outcome is not known."""
         found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
         return min(found, key=lambda each: each.seen.at, default=None)
-
-
-FETCH_GRACE: Final = timedelta(seconds=60)  # a loader's own retry still finds the boot that it fetched
-CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long an override's evidence may take after it was consumed
-SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation that reports no completion is shown as served
-DATA_GRACE: Final = timedelta(hours=2)  # how long a system that was booted may ask for its user data

@@ -64,7 +64,7 @@ def _is_harmless(value: str) -> bool:
 
 
 def _looks_made(value: str) -> bool:
-    """Whether something was made by a machine: a name or a word is no token."""
+    """Return whether a value looks like a token, and not like a name or a word."""
     return len(value) >= 8 and any(each.isdigit() for each in value) and any(each.isalpha() for each in value)
 
 
@@ -76,7 +76,7 @@ _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[
 
 
 def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool) -> Find:
-    """What a pattern finds in one of its groups, but for what is harmless there."""
+    """Return a function that finds what a pattern has in one of its groups, without harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
@@ -91,7 +91,7 @@ _IN_VALUE: Final = ("double", "single", "plain")
 
 
 def _between(begins: str, end: str) -> Find:
-    """From what a pattern finds to where something ends, or to the end of the text."""
+    """Return a function that finds everything from a pattern to ``end``, or to the end of the text."""
     compiled = re.compile(begins)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -105,7 +105,7 @@ def _between(begins: str, end: str) -> Find:
 
 
 def _in_lines(word: str, pattern: str) -> Find:
-    """The first that a pattern finds in each line that has a word."""
+    """Return a function that finds the first match of a pattern in each line that has a word."""
     compiled = re.compile(pattern)
 
     def find(text: str) -> Iterator[SecretSpan]:
@@ -123,7 +123,7 @@ def _in_lines(word: str, pattern: str) -> Find:
 
 
 def _password_lists(text: str) -> Iterator[SecretSpan]:
-    """Of cloud-init: name:password in the lines that follow ``chpasswd:``, which names them."""
+    """Yield each name:password in the lines after ``chpasswd:`` of cloud-init, at the line of ``chpasswd:``."""
     if "chpasswd:" not in text:
         return
     offset = begins = left = 0
@@ -159,7 +159,7 @@ _KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTIL
 
 
 def _assignments(text: str) -> Iterator[SecretSpan]:
-    """Of a shell and of files of environment: NAME=value, where the name says what it is."""
+    """Yield each NAME=value of a shell or an environment file whose name is that of a secret."""
     for found in _ASSIGNMENT.finditer(text):
         value = next(found[each] for each in _IN_VALUE if found[each] is not None)
         if _SAYS_SECRET.search(found["name"]) and not _is_harmless(value):
@@ -173,7 +173,7 @@ _SAYS_SECRET: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|AP
 
 
 def _registries(text: str) -> Iterator[SecretSpan]:
-    """Of a ``.dockerconfigjson``: user:password in base64."""
+    """Yield each user:password in base64 of a ``.dockerconfigjson``."""
     for found in _REGISTRY.finditer(text):
         try:
             is_pair = b":" in b64decode(found["v"], validate=True)
@@ -195,7 +195,7 @@ _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
 
 def _keys(*names: str, only: Callable[[str], bool] = bool) -> Find:
-    """What stands below keys of YAML or JSON, in block or flow style."""
+    """Return a function that finds the values of these keys in YAML or JSON, in block or flow style."""
     key = _KEY.format(names="|".join(names), value=_VALUE)
     in_its_place = _values(_BEFORE_KEY + key, *_IN_VALUE, only=only)
 
@@ -347,19 +347,19 @@ class Secret(NamedTuple):
 
 
 def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
-    """What a boot's published files and arguments seem to give away: the first of each kind.
+    """Yield what a boot's published files and arguments seem to give away: the first of each kind.
 
     ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
     server, and its MAC addresses: many texts differ in them alone.
     """
     others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
-        if gives_away(_alike(argument, others)) and gives_away(argument):
+        if gives_away(_without_own(argument, others)) and gives_away(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
-        if not secrets(_alike(text, others)):
+        if not secrets(_without_own(text, others)):
             continue
         told: set[str] = set()
         for secret in secrets(text):
@@ -368,7 +368,7 @@ def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] 
                 yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
 
 
-def _alike(text: str, others: Iterable[tuple[str, str]]) -> str:
+def _without_own(text: str, others: Iterable[tuple[str, str]]) -> str:
     """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
     for own, other in others:
         text = text.replace(own, other)
@@ -391,26 +391,29 @@ _SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|ap
 
 @lru_cache(maxsize=1024)
 def secrets_of_file(content: bytes) -> tuple[Secret, ...]:
-    """The same of a file of the commit, of which the same bytes are looked at for each server."""
+    """Return the secrets of a file of the commit, which gitboot scans once for all servers."""
     return tuple(secrets(content.decode(errors="replace")))
 
 
 def secrets(text: str) -> list[Secret]:
-    """Everything that a text seems to give away, by its lines."""
-    lines = _looked_at(text)
-    found = [*_by_rules(text, lines), *_encoded(lines)]
+    """Return everything that a text seems to give away, by its lines."""
+    lines = _scan_lines(text)
+    found = [*_by_rules(text, lines), *_encoded_secrets(lines)]
     if not found:
         return []
     by_number = _TextLines(text)
-    placed = {_placed(by_number, rule, span, value): None for rule, span, value in sorted(found, key=_in_order)}
+    placed: dict[Secret, None] = {}
+    for rule, span, value in sorted(found, key=itemgetter(1)):
+        line, first, last = (by_number.of(each) for each in span)
+        digest = sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest()
+        reasons = (by_number.allowance_in(each) for each in sorted({line, first}))
+        allowed = next((why for why in reasons if why is not None), None)
+        placed[Secret(rule.what, line, first, last, rule.severity, digest, allowed)] = None
     return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.what))
 
 
+_SPACE: Final = re.compile(r"\s|\\n")
 _Found = tuple[LeakRule, SecretSpan, str]
-
-
-def _in_order(found: _Found) -> SecretSpan:
-    return found[1]
 
 
 class _LeakLine(NamedTuple):
@@ -423,7 +426,7 @@ class _LeakLine(NamedTuple):
     base64: str | None  # what it has, if it is nothing else
 
 
-def _looked_at(text: str) -> list[_LeakLine]:
+def _scan_lines(text: str) -> list[_LeakLine]:
     return [_line(line) if len(line) <= _LONG else _line.__wrapped__(line) for line in text.split("\n")]
 
 
@@ -464,21 +467,17 @@ def _rules_for(part: str) -> frozenset[int]:
 
 
 def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
-    """What rules find, in their order."""
+    """Return what the rules find, in the order of the rules."""
     found, numbers, offset = [], set[int](), 0
     for line in lines:
         if line.found:
-            found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+            found += [(number, SecretSpan(*(at + offset for at in span)), value) for number, span, value in line.found]
         if line.rules:
             numbers.update(line.rules)
         offset += line.length + 1
     for number in numbers:
         found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
-
-
-def _moved(span: SecretSpan, offset: int) -> SecretSpan:
-    return SecretSpan(span.at + offset, span.start + offset, span.end + offset)
 
 
 _RULES_OF: Final[defaultdict[str, list[int]]] = defaultdict(list)  # by word, their numbers
@@ -506,20 +505,6 @@ _ANY_WORD: Final = re.compile(
 )
 
 
-def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
-    line, first, last = lines.of(span.at), lines.of(span.start), lines.of(span.end)
-    return Secret(
-        rule.what,
-        line,
-        first,
-        last,
-        rule.severity,
-        sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest(),
-        next((why for each in sorted({line, first}) if (why := lines.allowance_in(each)) is not None), None),
-    )
-
-
-_SPACE: Final = re.compile(r"\s|\\n")
 # What its author lets pass
 
 _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
@@ -527,7 +512,7 @@ _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
 def allowance(line: str) -> str | None:
-    """The reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
+    """Return the reason that a line gives for a secret in it: ``gitboot:allow-secret REASON``; None: it gives none."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
 
@@ -548,7 +533,7 @@ class _TextLines:
         return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
 
     def allowance_in(self, line: int) -> str | None:
-        """The reason that a line gives for a secret in it."""
+        """Return the reason that a line gives for a secret in it."""
         if line not in self._allowances:
             self._allowances[line] = allowance(self._lines[line - 1])
         return self._allowances[line]
@@ -560,29 +545,31 @@ _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
-def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
-    """What base64 hides: in one piece, or in lines that follow each other."""
+def _encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Found]:
+    """Yield what base64 hides, in one piece or in consecutive lines."""
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
-            for rule, value in _hidden(data):
+            for rule, value in _secrets_in_base64(data):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
     for start, end, data in _blocks(lines):
-        for rule, value in _hidden(data):
+        for rule, value in _secrets_in_base64(data):
             yield rule, SecretSpan(start, start, end), value
 
 
-def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """What rules find in what is encoded so many times or less often; all of that is what must not be shown."""
-    if times == 0 or (decoded := _decoded(data)) is None:
-        return
-    lines = _looked_at(decoded)
+def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
+    """Yield what the rules find in data that is encoded up to ``times`` times. None of the data may be shown."""
+    try:
+        decoded = a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
+    except (Error, UnicodeDecodeError):
+        return  # it is no text
+    lines = _scan_lines(decoded)
     for rule, _, value in _by_rules(decoded, lines):
         yield rule, value
-    for line in lines:
+    for line in lines if times > 1 else ():
         for _, _, again in line.pieces:
-            yield from _hidden(again, times - 1)
+            yield from _secrets_in_base64(again, times - 1)
 
 
 def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
@@ -606,11 +593,3 @@ def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
 
 _NO_LINE: Final = _LeakLine(0, (), (), (), None)
 _WIDE: Final = 40  # characters of each line but the last
-
-
-def _decoded(data: str) -> str | None:
-    """What base64 says, if it is text."""
-    try:
-        return a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
-    except (Error, UnicodeDecodeError):
-        return None

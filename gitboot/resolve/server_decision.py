@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from gitboot.errors import InvalidRepository
-from gitboot.jsonio import Digest, digest, format_instant
+from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, named, written_by
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (
     DiskBoot,
@@ -68,17 +68,17 @@ def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> N
         raise InvalidRepository(problems, fleet=fleet)
 
 
-_INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
 def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
-    """What an installer reports a server's provision number and image by."""
+    """Return the token by which an installer reports a server's provision number and image."""
     return token(uuid, str(provision), image)
 
 
 @lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
 def token(*parts: str) -> Digest:
-    """What names an offer in paths: of a machine, and of what was offered to it."""
+    """Return the digest that names an offer in paths, from the machine and the parts of its offer."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
 
 
@@ -89,34 +89,30 @@ class BootFile:
     url: str
     sha256: Digest
     size: int | None
-    source: str | None = field(default=None, compare=False)  # whence a mirror takes it; None: it is not mirrored
-
-    def facts(self) -> dict[str, Any]:
-        return {"url": self.url, "sha256": self.sha256, "size": self.size}
+    # whence a mirror takes it; None: it is not mirrored
+    source: str | None = field(default=None, compare=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootFiles:
     """An image's files for a server's architecture."""
 
-    kernel: BootFile | None
-    initrds: tuple[BootFile, ...]
-    rootfs: BootFile | None
-    uki: BootFile | None
-    iso: BootFile | None
-    loader: BootFile | None
+    kernel: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
+    initrds: tuple[BootFile, ...] = field(default=(), metadata=UNLESS_DEFAULT)
+    rootfs: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
+    uki: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
+    iso: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
+    loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:
-        """Every one that there is."""
+        """Return every file that the image has."""
         single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)
         return tuple(file for file in single if file is not None)
 
-    def facts(self) -> dict[str, Any]:
-        single = {name: getattr(self, name) for name in ("kernel", "rootfs", "uki", "iso", "loader")}
-        facts: dict[str, Any] = {name: file.facts() for name, file in single.items() if file is not None}
-        if self.initrds:
-            facts["initrds"] = [initrd.facts() for initrd in self.initrds]
-        return facts
+
+def _digests(texts: Mapping[str, str]) -> dict[str, Digest]:
+    """Return the digest of each text instead of it, so that JSON does not have secrets."""
+    return {name: Digest(sha256(text.encode()).hexdigest()) for name, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +120,11 @@ class UserDataFiles:
     """Rendered user data: one file, or the bundle that NoCloud wants side by side."""
 
     format: str  # as the profile says it: Ignition/3.4
-    files: Mapping[str, str]  # by name, sorted
-    digest: Digest  # of the file, or of the bundle's names and digests
+    files: Mapping[str, str] = field(metadata=LEFT_OUT)  # by name, sorted
+    digest: Digest = field(metadata=named("sha256"))  # of the file, or of the bundle's names and digests
     url: str  # what the system is given: the file, or the bundle's folder with a slash at its end
-    secrets: Mapping[str, str] = field(default_factory=dict)  # what it may fetch besides: age's, as base64, by name
+    # what it may fetch besides: age's, as base64, by name
+    secrets: Mapping[str, str] = field(default_factory=dict, metadata=written_by(_digests, unless_default=True))
 
     @property
     def folder(self) -> str:
@@ -137,12 +134,16 @@ class UserDataFiles:
         return replace(self, secrets={}) if self.secrets else self
 
     def content_facts(self) -> dict[str, Any]:
-        """What it says, wherever it lies."""
-        secrets = {name: sha256(text.encode()).hexdigest() for name, text in self.secrets.items()}
-        return {"format": self.format, "sha256": self.digest, **({"secrets": secrets} if secrets else {})}
+        """Return the user data without its URL as JSON values."""
+        return {name: value for name, value in facts(self).items() if name != "url"}
 
-    def facts(self) -> dict[str, Any]:
-        return {**self.content_facts(), "url": self.url}
+
+def _texts(values: Iterable[object]) -> list[str]:
+    return [str(each) for each in values]
+
+
+def _entry_digests(entries: Mapping[str, str]) -> dict[str, Digest]:
+    return {loader: digest(text) for loader, text in entries.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,10 +161,12 @@ class Boot:
     kernel_arguments: tuple[str, ...]
     user_data: UserDataFiles | None
     node_labels: Mapping[str, str]
-    node_taints: tuple[Taint, ...]
-    entries: Mapping[str, str]  # by loader: the author's own entry instead of the built-in one
+    node_taints: tuple[Taint, ...] = field(metadata=written_by(_texts))
+    # by loader: the author's own entry instead of the built-in one
+    entries: Mapping[str, str] = field(metadata=written_by(_entry_digests))
     templates: Mapping[str, Digest]  # the template files that went into this boot
-    boots: int = 1  # how many times its installer boots from the network before it is done
+    # how many times its installer boots from the network before it is done
+    boots: int = field(default=1, metadata=UNLESS_DEFAULT)
 
     @property
     def direct(self) -> bool:
@@ -211,7 +214,7 @@ class Boot:
         return any(mark in text for mark in _BY_IDENTITY for text in texts)
 
     def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
-        """The same boot of a system that finds its user data in another folder below the base URL.
+        """Return the boot of a system that finds its user data in another folder below the base URL.
 
         Its installer reports by the second of two tokens in place of the first.
         """
@@ -252,27 +255,8 @@ class Boot:
         return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        """Whether any file that it is made by is among those that are not there."""
+        """Return whether a machine fetches any of these absent files in this boot."""
         return bool(absent) and any(each in absent for each in self.fetched)
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "profile": self.profile,
-            "image": self.image,
-            "version": self.version,
-            "method": self.method,
-            "httpBoot": self.http_boot,
-            "writesDisk": self.writes_disk,
-            "configFrom": self.config_from,
-            "files": self.files.facts(),
-            "kernelArguments": list(self.kernel_arguments),
-            "userData": self.user_data.facts() if self.user_data else None,
-            "nodeLabels": dict(self.node_labels),
-            "nodeTaints": [str(taint) for taint in self.node_taints],
-            "entries": {loader: digest(text) for loader, text in self.entries.items()},
-            "templates": dict(self.templates),
-            **({"boots": self.boots} if self.boots > 1 else {}),
-        }
 
 
 # What a URL has of user data that is found by UUID, or by a query: see `render.aliases`.
@@ -290,25 +274,13 @@ class PolicyDecision:
     disk_boot: DiskBoot
     power: PolicyPower
     provision: int  # the number wanted
-    attempts: int = 1  # how often that may be attempted
-    wait_for: PolicyWait = PolicyWait.NONE  # what has to be seen before the first attempt
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy,
-            "networkBoot": self.network_boot,
-            "boot": self.boot.facts() if self.boot else None,
-            "override": self.override,
-            "diskBoot": self.disk_boot,
-            "power": self.power,
-            "provision": self.provision,
-            **({"attempts": self.attempts} if self.attempts > 1 else {}),
-            **({"waitFor": self.wait_for} if self.wait_for is not PolicyWait.NONE else {}),
-        }
+    attempts: int = field(default=1, metadata=UNLESS_DEFAULT)  # how often that may be attempted
+    # what has to be seen before the first attempt
+    wait_for: PolicyWait = field(default=PolicyWait.NONE, metadata=UNLESS_DEFAULT)
 
 
 def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
-    """Whether an instant lies in the window [start, end); None: the window has no such bound."""
+    """Return whether an instant lies in the window [start, end); None: the window has no such bound."""
     return (start is None or start <= at) and (end is None or at < end)
 
 
@@ -326,7 +298,8 @@ class MaintenanceDecision:
     run: int
     power: MaintenancePower
     max_unavailable: str
-    max_unavailable_per: str | None = None  # Site, or a label's key; None: of all that it selects
+    # Site, or a label's key; None: of all that it selects
+    max_unavailable_per: str | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
@@ -336,23 +309,6 @@ class MaintenanceDecision:
         start = max((each for each in (self.start, other.start) if each is not None), default=None)
         end = min((each for each in (self.end, other.end) if each is not None), default=None)
         return (start, end) if start is None or end is None or start < end else None
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "window": {
-                "start": format_instant(self.start) if self.start else None,
-                "end": format_instant(self.end) if self.end else None,
-            },
-            "priority": self.priority,
-            "networkBoot": self.network_boot,
-            "boot": self.boot.facts() if self.boot else None,
-            "override": self.override,
-            "run": self.run,
-            "power": self.power,
-            "maxUnavailable": self.max_unavailable,
-            **({"maxUnavailablePer": self.max_unavailable_per} if self.max_unavailable_per is not None else {}),
-        }
 
 
 class WithheldBoot(NamedTuple):
@@ -387,6 +343,15 @@ class CopyTerms(NamedTuple):
 STRICT_COPIES: Final = CopyTerms()  # what a Fleet that sets nothing means
 
 
+def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
+    """Return maintenances as JSON values, each with its window as one of them."""
+    found = []
+    for each in map(facts, maintenances):
+        window = {bound: each.pop(bound) for bound in ("start", "end")}
+        found.append({"name": each.pop("name"), "window": window, **each})
+    return found
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Everything that a commit says about one server: what could boot, and when."""
@@ -398,30 +363,37 @@ class Decision:
     firmware: Firmware
     lifecycle: Lifecycle
     restrict: bool  # whether a server that boots its disk gets 404 by each lookup
-    base_url: str
+    base_url: str = field(metadata=named("baseURL"))
     provision: int  # the number wanted, whether a policy asks for it now or not
     policy: PolicyDecision | None
-    maintenances: tuple[MaintenanceDecision, ...]  # in the order of their names
-    declared: int | None = None  # the number that Git says is provisioned; only where that is the evidence
-    serial: str | None = None  # that a loader may look it up by
-    replaces: SystemUuid | None = None  # what its UUID was before its board was replaced
-    stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
-    endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
-    local_disk: str | None = None  # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
-    copies: CopyTerms = STRICT_COPIES
+    # in the order of their names
+    maintenances: tuple[MaintenanceDecision, ...] = field(metadata=written_by(maintenances_facts))
+    # the number that Git says is provisioned; only where that is the evidence
+    declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
+    serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # that a loader may look it up by
+    # what its UUID was before its board was replaced
+    replaces: SystemUuid | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # whether no boot that writes disks is offered, whatever asks for it
+    stopped: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    # the URL of who gives what is made once, for trees that cannot; None: nobody is named
+    endpoint: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
+    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    copies: CopyTerms = field(default=STRICT_COPIES, metadata=written_by(CopyTerms.facts, unless_default=True))
     # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
-    withheld: tuple[WithheldBoot, ...] = ()
-    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
+    withheld: tuple[WithheldBoot, ...] = field(default=(), metadata=LEFT_OUT)
+    # once it was asked for
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=LEFT_OUT)
 
     @property
     def digest(self) -> Digest:
         """Of all that it says; another process that is given it has it with it."""
         if (known := self._digest) is None:
-            object.__setattr__(self, "_digest", known := digest(self.facts()))
+            object.__setattr__(self, "_digest", known := digest(facts(self)))
         return known
 
     def digested(self) -> Decision:
-        """The same, once its digest is known."""
+        """Return the decision once its digest is computed."""
         _ = self.digest
         return self
 
@@ -432,7 +404,7 @@ class Decision:
         return tuple(boot for boot in found if boot is not None)
 
     def absent(self, withheld: Callable[[BootFile], bool]) -> frozenset[BootFile]:
-        """Of the files that its boots are made by, those that are withheld."""
+        """Return the files that machines fetch in its boots and that are withheld."""
         return frozenset(file for boot in self.boots for file in boot.fetched if withheld(file))
 
     @property
@@ -444,42 +416,30 @@ class Decision:
     @property
     def installation(self) -> Boot | None:
         """The boot by which its policy wants something installed; None: nothing is installed once."""
-        return self.policy.boot if self.policy is not None and self.policy.network_boot in _INSTALLING else None
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in INSTALLING else None
 
     def data_folder(self, token: Digest) -> str | None:
-        """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""
+        """Return the folder, below the base URL, in which only the system of this offer looks for its user data."""
         return f"v1/boot/{self.macs[0]}/data/{token}" if self.macs else None
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "uuid": self.uuid,
-            "macs": list(self.macs),
-            "architecture": self.architecture,
-            "firmware": self.firmware,
-            "lifecycle": self.lifecycle,
-            "restrict": self.restrict,
-            "baseURL": self.base_url,
-            "provision": self.provision,
-            "policy": self.policy.facts() if self.policy else None,
-            "maintenances": [maintenance.facts() for maintenance in self.maintenances],
-            **({"declared": self.declared} if self.declared is not None else {}),
-            **({"serial": self.serial} if self.serial is not None else {}),
-            **({"replaces": self.replaces} if self.replaces is not None else {}),
-            **({"stopped": True} if self.stopped else {}),
-            **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
-            **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
-            **({"copies": facts} if (facts := self.copies.facts()) else {}),
-        }
 
 
 class OverrideTarget(StrEnum):
-    """Redfish BootSourceOverrideTarget, of those that plans want."""
+    """Redfish ComputerSystem ``BootSourceOverrideTarget``: those that gitboot sets."""
 
     UEFI_HTTP = "UefiHttp"
     PXE = "Pxe"
-    CD = "Cd"
     HDD = "Hdd"
+    CD = "Cd"
+    USB_CD = "UsbCd"  # how some BMCs boot the disc that a plan wants as Cd
+    NONE = "None"
+
+
+class OverrideEnabled(StrEnum):
+    """Redfish ComputerSystem ``BootSourceOverrideEnabled``."""
+
+    DISABLED = "Disabled"
+    ONCE = "Once"
+    CONTINUOUS = "Continuous"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -503,7 +463,7 @@ class Host:
 
 
 def host(server: Server, site: str | None, loader: Loader | None) -> Host:
-    """What the network is told of ``server``."""
+    """Return a server as the network knows it."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
@@ -521,7 +481,7 @@ def host(server: Server, site: str | None, loader: Loader | None) -> Host:
 
 
 def idle(host: Host) -> tuple[MacAddress, ...]:
-    """The interfaces that the machine may not boot from, which its decision does not list."""
+    """Return the interfaces that the machine may not boot from, which its decision does not list."""
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 

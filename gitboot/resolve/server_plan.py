@@ -7,12 +7,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gitboot.jsonio import Digest, digest, format_instant
-from gitboot.model.boot_policy import OverrideMode
+from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, format_instant, named
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record import InstallStep
-from gitboot.resolve.server_decision import Boot, OverrideTarget, UserDataFiles
+from gitboot.resolve.server_decision import Boot, OverrideEnabled, OverrideTarget, UserDataFiles
 
 
 class InstallState(StrEnum):
@@ -135,19 +134,12 @@ class Offer:
 class BootOverride:
     """The boot override that a plan wants at the BMC."""
 
-    enabled: OverrideMode  # Once or Continuous
+    enabled: OverrideEnabled
     target: OverrideTarget
     http_boot_uri: str | None
     reason: str  # what is set at most once
-    set_again: bool = False  # whether each reset that consumed it asks for another
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "enabled": self.enabled,
-            "target": self.target,
-            "httpBootUri": self.http_boot_uri,
-            "reason": self.reason,
-        }
+    # whether each reset that consumed it asks for another
+    set_again: bool = field(default=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +151,7 @@ class BootPlan:
     macs: tuple[MacAddress, ...]
     architecture: Architecture
     firmware: Firmware
-    base_url: str
+    base_url: str = field(metadata=named("baseURL"))
     restrict: bool
     phase: Phase
     cause: Cause
@@ -169,20 +161,26 @@ class BootPlan:
     boot: Boot | None  # what boots from the network in this phase; None: the local disk
     user_data: UserDataFiles | None  # what a system that was booted by it may ask for
     override: BootOverride | None
-    next_transition: datetime | None
-    offered: int = 0  # in the ledger's sequence: what was given before that was given of another offer
-    data: Digest | None = None  # the token by which the system that is booted, or was, asks for its user data
-    token: Digest | None = None  # by which its installer reports, where that is not the decision's
-    medium: str | None = None  # the URL of the image that lies, or may still lie, in a virtual drive
-    reads_medium: bool = False  # whether one with the user data does as well
-    local_disk: str | None = None  # how loaders hand over to its disk
-    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
+    next_transition: datetime | None = field(metadata=LEFT_OUT)
+    # in the ledger's sequence: what was given before that was given of another offer
+    offered: int = field(default=0, metadata=UNLESS_DEFAULT)
+    # the token by which the system that is booted, or was, asks for its user data
+    data: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # by which its installer reports, where that is not the decision's
+    token: Digest | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # the URL of the image that lies, or may still lie, in a virtual drive
+    medium: str | None = field(default=None, metadata=UNLESS_DEFAULT)
+    # whether one with the user data does as well
+    reads_medium: bool = field(default=False, metadata=UNLESS_DEFAULT)
+    local_disk: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # how loaders hand over to its disk
+    # once it was asked for
+    _digest: Digest | None = field(default=None, init=False, repr=False, compare=False, metadata=LEFT_OUT)
 
     @property
     def digest(self) -> Digest:
         """Of all that its files and override depend on."""
         if (known := self._digest) is None:
-            object.__setattr__(self, "_digest", known := digest(self.facts()))
+            object.__setattr__(self, "_digest", known := digest(facts(self)))
         return known
 
     @property
@@ -210,61 +208,3 @@ class BootPlan:
     def writes_disk(self) -> bool:
         """Whether it may not be given to just anybody."""
         return self.boot is not None and self.boot.writes_disk
-
-    def facts(self) -> dict[str, Any]:
-        """All that the plan's files and override depend on."""
-        return {
-            "server": self.server,
-            "uuid": self.uuid,
-            "macs": list(self.macs),
-            "architecture": self.architecture,
-            "firmware": self.firmware,
-            "baseURL": self.base_url,
-            "restrict": self.restrict,
-            "phase": self.phase,
-            "cause": self.cause,
-            "policy": self.policy,
-            "maintenance": self.maintenance,
-            "key": self.key,
-            "boot": self.boot.facts() if self.boot else None,
-            "userData": self.user_data.facts() if self.user_data else None,
-            "override": self.override.facts() if self.override else None,
-            **({"offered": self.offered} if self.offered else {}),
-            **({"data": self.data} if self.data is not None else {}),
-            **({"token": self.token} if self.token is not None else {}),
-            **({"medium": self.medium} if self.medium is not None else {}),
-            **({"readsMedium": True} if self.reads_medium else {}),
-            **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
-        }
-
-
-class Halt(StrEnum):
-    """Which boots are stopped by something besides the commit."""
-
-    NONE = "none"
-    WRITING = "boots that write disks"
-    ALL = "all boots from the network"
-
-
-class Stoppage(NamedTuple):
-    """No boot that writes disks is offered, or none at all from the network, until somebody ends that."""
-
-    who: str
-    reason: str
-    everything: bool
-
-    def __str__(self) -> str:
-        """What an operator has stopped, and why."""
-        return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
-
-
-class SoleClaim(NamedTuple):
-    """A host may have served the one-time boots of some sites alone, as a file of 2fefe59 states."""
-
-    file: str
-    sites: tuple[str, ...]  # sorted; () if the file cannot be read
-    fetch_log: str  # the folder where the fetches of that host belong
-
-    def __str__(self) -> str:
-        whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
-        return f"another host served the one-time boots {whose} alone (gitboot serve --sole-for, {self.file})"

@@ -104,7 +104,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """What stands behind a dot: a key's value before a method of the same name."""
+        """Return what an attribute names: a key's value before a method of the same name."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
@@ -161,7 +161,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _are(kind: Any, left: object, right: object) -> bool:
-    """Whether both are of this kind; a boolean is no number here."""
+    """Return whether both values are of this kind. A boolean is no number here."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
@@ -181,7 +181,7 @@ _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbra
 
 
 def metered(node: nodes.Node, depth: int = 0) -> nodes.Node:
-    """The same node, with the budget asked wherever something can grow."""
+    """Return the node with a check of the budget wherever something can grow."""
     if depth > MAX_NESTING:
         raise out_of_bounds("it is nested too deeply", node.lineno)
     for field, value in node.iter_fields():
@@ -235,7 +235,7 @@ def _asking(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
 
 
 def _work(body: Iterable[nodes.Node]) -> int:
-    """What one turn of a loop or one call of a macro takes, without what counts for itself inside it."""
+    """Return the work of one turn of a loop or one call of a macro, without inner loops and macros."""
     work = 0
     for node in body:
         work += 1
@@ -273,7 +273,7 @@ def _weighed(context: BudgetedContext, value: object) -> object:
 
 @pass_context
 def joined(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
-    """The values' texts in one, which costs what it is long."""
+    """Join the texts of values, and spend their length."""
     texts = [as_text(value) for value in values]
     context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
     return separator.join(texts)
@@ -330,7 +330,7 @@ _NUMBERS: Final = frozenset({bool, int, float})
 
 
 def as_text(value: object) -> str:
-    """A value as it stands in a text; booleans as YAML has them."""
+    """Return a value as text; booleans as YAML has them."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -341,7 +341,7 @@ def as_text(value: object) -> str:
 
 
 def elements_of(value: object) -> Sequence[object]:
-    """What a loop or a filter of lists goes through: a mapping's keys, but never a text's characters."""
+    """Return the elements of a list or the keys of a mapping. A text has no elements."""
     match value:
         case list() | tuple() | range():
             return value
@@ -393,7 +393,7 @@ METERS: Final[dict[str, Any]] = {
 
 @pass_context
 def written(context: BudgetedContext, value: object) -> str:
-    """An expression's value as it stands in the output."""
+    """Return an expression's value as text for the output."""
     text = as_text(value)
     context.budget.spend(len(text) // 16)
     return text
@@ -452,32 +452,32 @@ def _base64(text: str) -> str:
 
 
 def _data_url(text: str) -> str:
-    """A file's contents for Ignition: RFC 2397, as its specification asks for it."""
+    """Return a file's content as the data URL (RFC 2397) that Ignition's specification asks for."""
     return f"data:;base64,{_base64(text)}"
 
 
 def _kubelet_labels(labels: Mapping[str, str]) -> str:
-    """The value of kubelet's ``--node-labels``."""
+    """Return the value of kubelet's ``--node-labels``."""
     return ",".join(f"{key}={as_text(value)}" for key, value in sorted(labels.items()))
 
 
 def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
-    """The value of kubelet's ``--register-with-taints``."""
+    """Return the value of kubelet's ``--register-with-taints``."""
     return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
 
 
 def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
-    """One value as a word, a list of kernel arguments as the rest of a line."""
+    """Return a filter that quotes a value as a word, and a list of kernel arguments as the rest of a line."""
     return priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
 
 def priced(function: Any) -> Callable[..., Any]:
-    """A filter or test that spends what its values weigh; ``function`` is linear in them."""
+    """Return a filter or test that spends the weight of its values. ``function`` is linear in them."""
     return priced_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
 
 
 def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a function that wants the context first."""
+    """Return a filter or test like `priced`, for a function that takes the context first."""
 
     @pass_context
     def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:

@@ -58,7 +58,7 @@ class TemplateSet:
             raise
 
     def render_text(self, source: str, context: Mapping[str, object]) -> str:
-        """What the template gives; text without markup is given back as it is."""
+        """Return the rendered text of a template. Text without markup stays as it is."""
         template = self._compiled.get(source)
         if template is None:
             template = self._compiled[source] = compiled(source)
@@ -67,7 +67,7 @@ class TemplateSet:
         return template if isinstance(template, str) else rendered(template, context)
 
     def names(self, path: str) -> frozenset[str]:
-        """The names that the template takes from its context."""
+        """Return the names that the template of a file takes from its context."""
         try:
             source = self._source(path)
             if source not in self._names:
@@ -106,7 +106,7 @@ def compiled(source: str) -> Template | str | TemplateFault:
 
 
 def names_in(source: str) -> frozenset[str]:
-    """The names that a template takes from its context."""
+    """Return the names that a template takes from its context."""
     with _faults_of_syntax():
         return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
 
@@ -158,7 +158,7 @@ def fault_of(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
 
 
 def line_of(failure: BaseException, template: Template) -> int | None:
-    """The line of a template that an exception came from."""
+    """Return the line of a template in which an exception was raised."""
     line = None
     traceback = failure.__traceback__
     while traceback:
@@ -169,7 +169,7 @@ def line_of(failure: BaseException, template: Template) -> int | None:
 
 
 def _not_defined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    """What is missing where, and what may have been meant."""
+    """Return what is missing where, and what may have been meant."""
     value, name = failure.value, failure.name
     if name is None:
         return str(failure)
@@ -184,7 +184,7 @@ def _not_defined(failure: NotDefined, names: Mapping[str, object]) -> str:
 
 
 def _path(wanted: object, value: object, path: str = "") -> str | None:
-    """How a template comes to a value of its context."""
+    """Return how a template writes a value of its context, such as server.labels; None: it cannot."""
     if value is wanted:
         return path.removeprefix(".")
     items: Iterable[tuple[object, object]] = ()

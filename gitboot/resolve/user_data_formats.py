@@ -64,12 +64,12 @@ def family(format: str) -> UserDataFormat:
 
 
 def arguments(user_data: UserDataFiles) -> tuple[str, ...]:
-    """The kernel arguments that lead a first boot to its user data."""
+    """Return the kernel arguments that lead a first boot to its user data."""
     return tuple(argument.format(url=user_data.url) for argument in _ARGUMENTS[family(user_data.format)])
 
 
 def volume(format: str) -> tuple[str, str] | None:
-    """The label of the volume on which systems look for a format, and the folder there; None: on none."""
+    """Return the label of the volume on which systems look for a format, and the folder there; None: on none."""
     return _VOLUMES.get(family(format))
 
 
@@ -92,7 +92,7 @@ def bundled(
 
 
 def understood(format: str, at_most: str) -> bool:
-    """Whether an image that takes ``at_most`` takes user data of ``format``."""
+    """Return whether an image that takes ``at_most`` takes user data of ``format``."""
     if at_most == "None" or family(format) is not family(at_most):
         return False
     return _minor(format) <= _minor(at_most)

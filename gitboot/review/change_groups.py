@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, facts
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
@@ -132,7 +131,11 @@ def _group(
         rendered = () if first.new is None else rendering.shown(first)
         own = rendering.own(first, rendered)
         if larger is not None and larger.rendered is not None:
-            outlier = _outlier(rendering, first, rendered, larger)
+            than = larger.servers[0]
+            these = Counter(rendering.replaced(first, rendered))
+            those = Counter(rendering.replaced(than, larger.rendered))
+            more, less = tuple((these - those).elements()), tuple((those - these).elements())
+            outlier = Outlier(than=than.name, lines=more, missing=less)
     return Group(
         causes=tuple(_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
         servers=tuple(members),
@@ -147,38 +150,22 @@ def _group(
     )
 
 
-def _outlier(
-    rendering: RenderedChanges, first: ServerChange, rendered: tuple[RenderedDiff, ...], larger: Group
-) -> Outlier:
-    """What a server has in its rendered difference that those of a larger group do not have, and the reverse."""
-    than = larger.servers[0]
-    these, those = rendering.replaced(first, rendered), rendering.replaced(than, larger.rendered or ())
-    more, less = Counter(these) - Counter(those), Counter(those) - Counter(these)
-    return Outlier(than=than.name, lines=tuple(more.elements()), missing=tuple(less.elements()))
-
-
 def _cause(
     key: Id, of_servers: Fate, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
+    """Return a cause and its place. A Server is its own cause, so there are as many documents as ``members``."""
     change = documents.get(key)
-    if is_own(key):
-        fate = of_servers
-    else:
-        assert change is not None  # noqa: S101 - it is a cause because it changed
-        fate = change.fate
+    is_own = key.kind == "Server"
+    assert change is not None or is_own  # noqa: S101 - it is a cause because it changed
     fields = change.fields if change is not None else ()
-    return ChangeCause(
-        id=key, fate=fate, number=members if is_own(key) else 1, fields=fields, place=_place(key, fields, new)
-    )
-
-
-def _place(key: Id, fields: tuple[FieldChange, ...], new: FleetRepository) -> tuple[str, int, int] | None:
+    found = None
     if key.kind == "file":
-        return (key.name, 1, 1) if key.name in new.files else None
-    if key not in new.origins:
-        return None
-    path, place = new.place(key, *(fields[0].path if fields else ("metadata", "name")))
-    return path, place.line, place.column
+        found = (key.name, 1, 1) if key.name in new.files else None
+    elif key in new.origins:
+        path, place = new.place(key, *(fields[0].path if fields else ("metadata", "name")))
+        found = path, place.line, place.column
+    fate = of_servers if is_own or change is None else change.fate
+    return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
 
 
 # What makes changes alike
@@ -186,7 +173,7 @@ def _place(key: Id, fields: tuple[FieldChange, ...], new: FleetRepository) -> tu
 
 def _alike(change: ServerChange, ids: tuple[Id, ...]) -> tuple[object, ...]:
     """Equal for servers that change by the same causes in the same way, but for their own names and addresses."""
-    causes = tuple(Id("Server", "") if is_own(key) else key for key in ids)
+    causes = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
     return causes, change.risks, change.effects, tuple(map(_told, _fields(change.old, change.new)))
 
 
@@ -253,20 +240,13 @@ def _facts(decision: Decision | None) -> Mapping[str, Any] | None:
     """A decision's facts with maintenances by name, and the server's own names and addresses as such."""
     if decision is None:
         return None
-    facts = decision.facts()
-    facts["maintenances"] = {each["name"]: each for each in facts["maintenances"]}
-    own = {name: facts.pop(name, None) for name in _OWN}
-    return {**_general(facts, _replacements(decision)), **own}
-
-
-def _replacements(decision: Decision) -> tuple[tuple[str, str], ...]:
-    digests = [
-        (boot.user_data.digest, "DIGEST")
-        for boot in (decision.policy.boot if decision.policy else None, *(m.boot for m in decision.maintenances))
-        if boot is not None and boot.user_data is not None
-    ]
+    digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
     macs = [(spelt, "MAC") for mac in decision.macs for spelt in (mac, mac.replace("-", ":"))]
-    return (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
+    replacements = (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
+    fields = facts(decision)
+    fields["maintenances"] = {each["name"]: each for each in fields["maintenances"]}
+    own = {name: fields.pop(name, None) for name in _OWN}
+    return {**_general(fields, replacements), **own}
 
 
 def _general(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
@@ -314,14 +294,21 @@ class Causes:
         self._documents = changes.documents
         self._old, self._new = old, new
         self._pools: list[Mapping[str, Pool]] = [pools(each)[0] if each else {} for each in (old, new)]
-        self._chain = cache(self._chain_of)
 
     def of(self, change: ServerChange) -> tuple[Id, ...]:
         """The documents and files, by kind and name; a server's own is the document of its (new) name."""
-        own = set(self._own(change))
-        if change.old is None or change.new is None:
-            return tuple(sorted(own)) or tuple(sorted(self._of_parts(change)))
-        found = own | set(self._of_parts(change)) | set(self._of_fleet(change))
+        both = [each for each in (change.old, change.new) if each is not None]
+        own = set[Id]()
+        for key in self._changed(*(Id("Server", each.server) for each in both)):
+            fields = self._documents[key].fields
+            if not fields or any(not _UNSEEN & set(field.path[:2]) for field in fields):
+                own.add(Id("Server", change.name))
+        if len(both) < 2:
+            return tuple(sorted(own or self._of_parts(change)))
+        elsewhere = {(each.base_url, each.restrict, each.local_disk, each.stopped, each.copies) for each in both}
+        found = own | set(self._of_parts(change))
+        if len(elsewhere) > 1 or Risk.OUTPUTS in change.risks:
+            found |= self._of_kind("Fleet")
         return tuple(sorted(found or self._of_kind("Fleet")))
 
     def of_unknown(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
@@ -354,22 +341,6 @@ class Causes:
     def _of_kind(self, kind: str) -> set[Id]:
         return {key for key in self._documents if key.kind == kind}
 
-    def _own(self, change: ServerChange) -> Iterator[Id]:
-        names = {decision.server for decision in (change.old, change.new) if decision is not None}
-        for key in self._changed(*(Id("Server", name) for name in names)):
-            fields = self._documents[key].fields
-            if not fields or any(not _UNSEEN & set(field.path[:2]) for field in fields):
-                yield Id("Server", change.name)
-
-    def _of_fleet(self, change: ServerChange) -> Iterator[Id]:
-        elsewhere = {
-            (each.base_url, each.restrict, each.local_disk, each.stopped, each.copies)
-            for each in (change.old, change.new)
-            if each is not None
-        }
-        if len(elsewhere) > 1 or Risk.OUTPUTS in change.risks:
-            yield from self._of_kind("Fleet")
-
     def _of_parts(self, change: ServerChange) -> Iterator[Id]:
         before, after = (
             {part.key.kind if part.key.kind == "BootPolicy" else part.key.name: part for part in found}
@@ -401,7 +372,10 @@ class Causes:
     def _of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
-        yield from self._changed(*self._chain(side, part.key), Id("BootProfile", part.profile))
+        chain: Iterable[Id] = (part.key,)
+        if part.key.kind == "BootPolicy":  # with all that it inherits from
+            chain = (Id("BootPolicy", name) for name in self._pools[side][part.key.name].chain)
+        yield from self._changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
         if stream is not None and other_image:
             yield from self._changed(Id("ImageStream", stream))
@@ -410,14 +384,3 @@ class Causes:
                 if self._documents[key].fate is Fate.EDITED:  # one that is new does nothing until it is named
                     yield key
             yield from self._changed(*(Id("file", path) for path in part.boot.templates))
-
-    def _chain_of(self, side: int, key: Id) -> tuple[Id, ...]:
-        """A policy with all that it inherits from; anything else alone."""
-        if key.kind != "BootPolicy":
-            return (key,)
-        return tuple(Id("BootPolicy", name) for name in self._pools[side][key.name].chain)
-
-
-def is_own(key: Id) -> bool:
-    """Whether a cause is a server's own document, of which each server has another."""
-    return key.kind == "Server"

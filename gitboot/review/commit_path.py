@@ -140,9 +140,10 @@ class _Search:
         self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
 
     def arrive(self, new: int) -> None:
-        """Look for a way to a position."""
-        latest = max(self.paths)
-        for old in self._begins():
+        """Look for a way to a position: from the latest position, or from where something could acknowledge that."""
+        latest, *others = sorted(self.paths, reverse=True)
+        acknowledged = (old for old in others if self.approved or any(line.at > old for line in self.lines))
+        for old in (latest, *acknowledged):
             path = self.paths[old]
             hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
             if not hop.verdict.held and (old == latest or hop.verdict.trips):
@@ -152,12 +153,6 @@ class _Search:
                 self.paths[new] = _Path((*path.hops, hop), path.used | used)
                 self.arrived(old, new)
                 return
-
-    def _begins(self) -> Iterator[int]:
-        """From where it may be reached: the latest first, and the others where something could acknowledge that."""
-        latest, *others = sorted(self.paths, reverse=True)
-        yield latest
-        yield from (old for old in others if self.approved or any(line.at > old for line in self.lines))
 
     def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
         """A hop with what of it is acknowledged, and by what."""
@@ -172,7 +167,7 @@ class _Search:
         }
         for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
             given[line.ack.guard] = line  # in the end the one that follows next
-        by = {guard: self._who(each) for guard, each in given.items()}
+        by = {guard: each.ack.by if isinstance(each, _Line) else self.approved[each] for guard, each in given.items()}
         trips = tuple(
             replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
             for trip in hop.verdict.trips
@@ -180,9 +175,6 @@ class _Search:
         counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
         used = frozenset(each.key if isinstance(each, _Line) else each for each in counted)
         return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
-
-    def _who(self, given: _Given) -> str:
-        return given.ack.by if isinstance(given, _Line) else self.approved[given]
 
     def found(self, newest: int) -> Way:
         reached = max(self.paths)
@@ -281,7 +273,11 @@ def judged_by_steps(
         return replace(verdict, trips=trips), (), found.unheeded
     # What the commits change together may be harmless where one of them is not: an instance may look in between.
     holding = verdict if verdict.held else found.held.verdict
-    return holding, tuple(_steps(found.steps, line, need)), found.unheeded
+    steps = (
+        HeldStep(commit=line[hop.new - 1].revision, lines=tuple(text for _, text in trailers(hop.verdict, need)))
+        for hop in found.steps
+    )
+    return holding, tuple(steps), found.unheeded
 
 
 def tightened(limits: Limits, *sides: Side) -> Limits:
@@ -290,9 +286,3 @@ def tightened(limits: Limits, *sides: Side) -> Limits:
         if side.repository is not None:
             limits = limits.tightened_by(side.repository.fleet.spec.guards)
     return limits
-
-
-def _steps(hops: Sequence[Hop], line: Sequence[Between], need: ReinstallsNeed | None) -> Iterator[HeldStep]:
-    for hop in hops:
-        lines = tuple(text for _, text in trailers(hop.verdict, need))
-        yield HeldStep(commit=line[hop.new - 1].revision, lines=lines)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, digest, facts
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Site
 from gitboot.model.scalars import SystemUuid
@@ -43,6 +44,7 @@ from gitboot.review.reinstalls import (
     GainedIdentity,
     Reinstall,
     Why,
+    claims_of,
     gained,
     installing,
     lost,
@@ -133,7 +135,13 @@ class Changes:
         pairs += (("image", *image.pair) for image in looked_at)  # no decision need follow from it
         pairs += (("access", digest([each.field, each.old]), digest([each.field, each.new])) for each in self.access)
         pairs += self.besides
-        pairs += (pair for each in self.servers for pair in _identified(each))
+        # The decisions of two servers do not show all identities that one has from the other.
+        pairs += (
+            (each.why, digest([each.old, each.new]), digest([change.name, each.new]))
+            for change in self.servers
+            for each in change.reinstalls
+            if each.why in _BESIDE_DECISIONS
+        )
         object.__setattr__(self, "digest", digest_of(pairs))
 
     @property
@@ -188,10 +196,12 @@ def compare(
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
     touched: Touched | None = None,
+    offered: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
-    """What ``new`` changes; without ``old`` it is the first commit, and all of it is new.
+    """Return what ``new`` changes. Without ``old``, it is the first commit, and all of it is new.
 
-    Where it is known what can differ, only that is compared.
+    ``touched`` is what can differ. None: everything. ``offered`` returns `claims_of` all decisions of ``old``. None:
+    they are computed when needed.
     """
     shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
@@ -199,7 +209,9 @@ def compare(
         touched = _everything(old_repository, new_repository)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
-    claims = DiskClaims(documents, old, old_repository, new_repository)
+    if old is not None and offered is None:
+        offered = partial(_offered, old)
+    claims = DiskClaims(documents, offered, old_repository, new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
     whose_before, whose = (
@@ -221,7 +233,9 @@ def compare(
             losses += lost(before_it, after_it)
         old_decision = before_it.decision if before_it is not None else None
         new_decision = after_it.decision if after_it is not None else None
-        moved_to = _moved_to(whose_before.get(was or ""), whose.get(is_now or ""))
+        site_before, site = whose_before.get(was or ""), whose.get(is_now or "")
+        is_moved = site_before is not None and site is not None and site_before.ledger != site.ledger
+        moved_to = site.name if site is not None and is_moved else None
         change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to, claims)
         if change is not None:
             servers.append(change)
@@ -253,9 +267,14 @@ def compare(
     )
 
 
+def _offered(decisions: Decisions) -> frozenset[Digest]:
+    return frozenset(claim for each in decisions.servers.values() for claim in claims_of(each))
+
+
 def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
+    """Return all servers of both commits as what may differ."""
     servers = old.servers if old is not None else {}
-    sizes = Counter(label for name in servers for label in _labels(old, name))
+    sizes = Counter(label for each in servers.values() for label in labels_of(each))
     return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
 
 
@@ -268,11 +287,6 @@ def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) 
     return {name: selected[0] for name, selected in found.items() if selected and selected[0].ledger is not None}
 
 
-def _moved_to(was: Site | None, now: Site | None) -> str | None:
-    """The site that a server comes to from one for which another instance acts."""
-    return now.name if was is not None and now is not None and was.ledger != now.ledger else None
-
-
 def _server_change(
     old: Decision | None,
     new: Decision | None,
@@ -282,17 +296,18 @@ def _server_change(
     moved_to: str | None,
     claims: DiskClaims,
 ) -> ServerChange | None:
-    same = old is not None and new is not None and old.digest == new.digest
+    both = (old, new) if old is not None and new is not None else None
+    same = both is not None and both[0].digest == both[1].digest
     all_files = shared is not None and changes_all_files(shared)
     if same and not all_files and not others:  # addresses, for example, are no part of a decision
         return None
-    asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
+    asked = reinstalls(*both) if both is not None and not same else ()
     asked += others
     asked += claims.newly_made(old, new) if new is not None and not same else ()
     found = risks(old, new, asked) if not same or others else frozenset()
-    if all_files and old is not None and new is not None:
+    if both is not None and all_files:
         found |= {Risk.OUTPUTS}
-    elif old is not None and new is not None and not asked and Risk.RESET not in found and is_less(old, new):
+    elif both is not None and not asked and Risk.RESET not in found and is_less(*both):
         found |= {Risk.LESS}
     if not same and mutated & {*booted(old), *booted(new)}:
         found |= {Risk.MUTATED_IMAGE}
@@ -305,13 +320,6 @@ def _server_change(
 
 
 _BESIDE_DECISIONS: Final = frozenset({Why.ADDRESS, Why.UUID, Why.NAME, Why.NID, Why.SERIAL})  # identities
-
-
-def _identified(change: ServerChange) -> Iterator[Pair]:
-    """Return which identities of other servers a server has now: the decisions of the two do not show all of them."""
-    for each in change.reinstalls:
-        if each.why in _BESIDE_DECISIONS:
-            yield each.why, digest([each.old, each.new]), digest([change.name, each.new])
 
 
 def _described(
@@ -351,34 +359,28 @@ def _areas(
             group = counts.setdefault(label, {})
             group[what] = group.get(what, 0) + 1
 
+    def labels(repository: FleetRepository | None, server: str | None) -> set[Label]:
+        if repository is None or server is None:
+            return set()
+        return set(labels_of(repository.servers[server]))
+
     changed = {change.new.server for change in servers if change.new is not None}
     for was, is_now in pairs:
         if was is not None and is_now in changed:  # whoever moves without a change dilutes no share
-            count("size", set(_labels(new, is_now)) - set(_labels(old, was)))
+            count("size", labels(new, is_now) - labels(old, was))
     for change in servers:
         before = change.old.server if change.old else None
         after = change.new.server if change.new else None
-        labels = {None, *_labels(old, before), *_labels(new, after)}
-        count(_counted(change), labels)
+        touched = {None, *labels(old, before), *labels(new, after)}
+        what = "less" if Risk.LESS in change.risks else "changed"
+        if change.fate is Fate.ADDED:
+            what = "added"
+        elif change.fate is Fate.REMOVED or change.retired:
+            what = "removed"
+        count(what, touched)
         if change.reinstalls:
-            count("reinstalled", labels)
+            count("reinstalled", touched)
     return areas_of(counts)
-
-
-def _counted(change: ServerChange) -> str:
-    """As what a server's change counts; retired is removed."""
-    match change.fate:
-        case Fate.ADDED:
-            return "added"
-        case Fate.EDITED if not change.retired:
-            return "less" if Risk.LESS in change.risks else "changed"
-    return "removed"
-
-
-def _labels(repository: FleetRepository | None, server: str | None) -> Iterator[Label]:
-    if repository is None or server is None:
-        return
-    yield from labels_of(repository.servers[server])
 
 
 class Since(StrEnum):
@@ -402,32 +404,29 @@ class BecomesUnknown(NamedTuple):
 def becomes_unknown(
     old: Decision | None, new: Decision | None, moved_to: str | None = None
 ) -> tuple[BecomesUnknown, ...]:
-    """Every way, as far as two decisions say it; a raised provision number is pending whatever was before.
+    """Return every way in which a server becomes unknown, as far as two decisions show it.
 
-    ``moved_to`` is a site with an instance of its own, to which the server comes from another such site.
+    A raised provision number is pending whatever was before. ``moved_to`` is a site with an instance of its own, to
+    which the server comes from another such site.
     """
-    return tuple(_ways(old, new, moved_to)) if new is not None else ()
-
-
-def _ways(old: Decision | None, new: Decision, moved_to: str | None) -> Iterator[BecomesUnknown]:
-    if moved_to is not None:
-        yield BecomesUnknown(Since.MOVED, moved_to)
-    if old is None:
-        if new.replaces is not None:
-            yield BecomesUnknown(Since.REPLACES, new.replaces)
-        elif new.provision > NEW_UP_TO:
-            yield BecomesUnknown(Since.CAME, str(new.provision))
-    elif old.uuid != new.uuid:
-        if new.replaces != old.uuid:
-            yield BecomesUnknown(Since.BOARD, old.uuid)
-        elif new.provision <= old.provision:
-            yield BecomesUnknown(Since.NOT_RAISED, str(new.provision))
+    if new is None:
+        return ()
+    found = [BecomesUnknown(Since.MOVED, moved_to)] if moved_to is not None else []
+    if old is None and new.replaces is not None:
+        found.append(BecomesUnknown(Since.REPLACES, new.replaces))
+    elif old is None and new.provision > NEW_UP_TO:
+        found.append(BecomesUnknown(Since.CAME, str(new.provision)))
+    elif old is not None and old.uuid != new.uuid and new.replaces != old.uuid:
+        found.append(BecomesUnknown(Since.BOARD, old.uuid))
+    elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
+        found.append(BecomesUnknown(Since.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
-        return  # nothing is written, or nothing is asked of records
+        return tuple(found)  # nothing is written, or nothing is asked of records
     before = {each.name: each for each in old.maintenances} if old is not None else {}
     for each in new.maintenances:
         if each.boot is not None and each.boot.writes_disk and before.get(each.name) != each:
-            yield BecomesUnknown(Since.OVERWRITTEN, each.name)
+            found.append(BecomesUnknown(Since.OVERWRITTEN, each.name))
+    return tuple(found)
 
 
 MatchingPair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there
@@ -486,23 +485,17 @@ class ServerEffect:
 
 def all_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
     """What differs between two commits' decisions, by the servers' UUIDs: a renamed server is the same one."""
-    before = {decision.uuid: decision for decision in old.values()}
-    after = {decision.uuid: decision for decision in new.values()}
-    return {
-        uuid: effect
-        for uuid in sorted(before.keys() | after.keys())
-        if (effect := _effect(before.get(uuid), after.get(uuid))) is not None
-    }
-
-
-def _effect(old: Decision | None, new: Decision | None) -> ServerEffect | None:
-    if old is not None and new is not None and old.digest == new.digest:
-        return None
-    last = new or old
-    assert last is not None  # noqa: S101 - the UUID is of one of the two
-    kind = EffectKind.ADDED if old is None else EffectKind.REMOVED if new is None else EffectKind.CHANGED
-    found = _changes("", old.facts() if old else {}, new.facts() if new else {})
-    return ServerEffect(server=last.server, kind=kind, changes=tuple(found))
+    before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
+    found = {}
+    for uuid in sorted(before.keys() | after.keys()):
+        was, is_now = before.get(uuid), after.get(uuid)
+        last = is_now or before[uuid]
+        if was is not None and is_now is not None and was.digest == is_now.digest:
+            continue
+        kind = EffectKind.ADDED if was is None else EffectKind.REMOVED if is_now is None else EffectKind.CHANGED
+        changes = _changes("", facts(was) or {}, facts(is_now) or {})
+        found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
+    return found
 
 
 def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:

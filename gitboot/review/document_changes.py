@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.resources import FleetRepository, Id, Resource
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import Digest, digest, facts
 from gitboot.model.fields import written
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Output
-from gitboot.resolve.server_decision import Boot, Decision, Decisions, Host
+from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedChange:
     """Something that is published for all machines, or for unknown ones."""
 
-    old: Mapping[str, object] | None  # None: there was no commit before
-    new: Mapping[str, object]
+    old: Mapping[str, Any] | None  # None: there was no commit before
+    new: Mapping[str, Any]
 
     @property
     def pair(self) -> tuple[Digest | None, Digest | None]:
@@ -51,16 +51,11 @@ def changes_all_files(shared: SharedChange) -> bool:
 
 def changes_ledger(shared: SharedChange) -> bool:
     """Whether one instance was named that is to act, for all or for a site, and is no more."""
-    if (old := shared.old) is None:
+    if shared.old is None:
         return False
-    were, are = (_named(each) for each in (old, shared.new))
-    return any(are.get(site) != ledger for site, ledger in were.items())
-
-
-def _named(shared: Mapping[str, object]) -> dict[str | None, object]:
-    """The ledgers that are named, by site; None: for all of them."""
-    by_site, for_all = shared.get("ledgers"), shared["ledger"]
-    return {**(by_site if isinstance(by_site, dict) else {}), **({None: for_all} if for_all is not None else {})}
+    by_site, now_by_site = (each.get("ledgers", {}) for each in (shared.old, shared.new))
+    is_other = shared.old["ledger"] is not None and shared.old["ledger"] != shared.new["ledger"]
+    return is_other or any(now_by_site.get(site) != ledger for site, ledger in by_site.items())
 
 
 def _shared(
@@ -71,21 +66,19 @@ def _shared(
 ) -> dict[str, object] | None:
     if decisions is None or repository is None:
         return None
-    provisioning = repository.fleet.spec.provisioning
+    spec = repository.fleet.spec
+    ledgers = {site.name: site.ledger for site in spec.sites if site.ledger is not None}
     return {
         "baseURL": decisions.base_url,
         "outputs": sorted(decisions.outputs - {Output.PAGES}),  # which no machine reads
         "evidence": decisions.evidence,
-        "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
-        **({"clients": list(map(str, provisioning.clients))} if provisioning.clients else {}),  # whose alone do
-        "ledger": provisioning.ledger,  # of the instance that makes them
-        **({"ledgers": by_site} if (by_site := _ledgers(repository)) else {}),  # of a site's own instance
+        "monitors": list(map(str, spec.provisioning.monitors)),  # whose fetches prove no installation
+        # The clients whose fetches alone prove one.
+        **({"clients": list(map(str, spec.provisioning.clients))} if spec.provisioning.clients else {}),
+        "ledger": spec.provisioning.ledger,  # of the instance that makes them
+        **({"ledgers": ledgers} if ledgers else {}),  # of a site's own instance
         **(_network(decisions, other, touched) if other is not None and decisions.outputs & _OF_HOSTS else {}),
     }
-
-
-def _ledgers(repository: FleetRepository) -> dict[str, str]:
-    return {site.name: site.ledger for site in repository.fleet.spec.sites if site.ledger is not None}
 
 
 _OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions
@@ -112,7 +105,7 @@ def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
     boots = decisions.unknown
     return {
         "notFound": decisions.unknown_not_found,
-        "boots": {arch: boot.facts() for arch, boot in sorted(boots.items())} if boots is not None else None,
+        "boots": facts(dict(sorted(boots.items()))) if boots is not None else None,
     }
 
 
@@ -159,29 +152,14 @@ def image_changes(
     for change in changed:
         if change.fate is not Fate.EDITED or is_mutated(change):
             name = change.id.name
-            pair = tuple(_digest(repository, name) for repository in repositories)
+            old, new = (each.images.get(name) if each is not None else None for each in repositories)
+            pair = tuple(digest(written(each)["spec"]) if each is not None else None for each in (old, new))
             yield ImageChange(name=name, fate=change.fate, in_use=len(uses.get(name, ())), pair=(pair[0], pair[1]))
 
 
-def _digest(repository: FleetRepository | None, image: str) -> Digest | None:
-    """The digest of what an image is; None where there is none."""
-    if repository is None or image not in repository.images:
-        return None
-    return digest(plain(repository.images[image])["spec"])
-
-
 def booted(decision: Decision | None) -> Iterator[str]:
-    """The images that a server can boot."""
-    return (boot.image for boot in _boots(decision))
-
-
-def _boots(decision: Decision | None) -> Iterator[Boot]:
-    """Every boot from the network that a decision has."""
-    if decision is None:
-        return
-    if decision.policy is not None and decision.policy.boot is not None:
-        yield decision.policy.boot
-    yield from (maintenance.boot for maintenance in decision.maintenances if maintenance.boot is not None)
+    """Return the images that a server can boot from the network."""
+    return (boot.image for boot in (decision.boots if decision is not None else ()))
 
 
 class Fate(StrEnum):
@@ -211,11 +189,11 @@ def changed_documents(
         was, is_now = before.get(key), after.get(key)
         if was is is_now or was == is_now:
             continue
-        if was is None or is_now is None:
-            fate = Fate.ADDED if was is None else Fate.REMOVED
-            found[key] = DocumentChange(id=key, fate=fate, fields=())
-        else:
-            found[key] = DocumentChange(id=key, fate=Fate.EDITED, fields=_fields(was, is_now))
+        fate = Fate.ADDED if was is None else Fate.REMOVED if is_now is None else Fate.EDITED
+        fields: tuple[FieldChange, ...] = ()
+        if was is not None and is_now is not None and not isinstance(was, bytes) and not isinstance(is_now, bytes):
+            fields = tuple(changed_fields(written(was), written(is_now)))
+        found[key] = DocumentChange(id=key, fate=fate, fields=fields)
     return found
 
 
@@ -235,17 +213,6 @@ def _resources(repository: FleetRepository, touched: frozenset[Id] | None) -> di
         return {Id(kind, name): resource for kind, found in named for name, resource in found.items()}
     by_kind = dict(named)
     return {key: by_kind[key.kind][key.name] for key in touched if key.name in by_kind[key.kind]}
-
-
-def _fields(old: Resource | bytes, new: Resource | bytes) -> tuple[FieldChange, ...]:
-    if isinstance(old, bytes) or isinstance(new, bytes):
-        return ()
-    return tuple(changed_fields(plain(old), plain(new)))
-
-
-def plain(resource: Resource) -> Any:
-    """A resource as it is written in YAML."""
-    return written(resource)
 
 
 Path = tuple[str | int, ...]
@@ -272,18 +239,16 @@ def changed_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in sorted(old.keys() | new.keys()):
             yield from changed_fields(old.get(key), new.get(key), (*path, key))
-    elif _are_alike(old, new):
+    elif (
+        isinstance(old, list)
+        and isinstance(new, list)
+        and len(old) == len(new)
+        and all(isinstance(each, Mapping) for each in (*old, *new))
+    ):
         for number, (before, after) in enumerate(zip(old, new, strict=True)):
             yield from changed_fields(before, after, (*path, number))
     else:
         yield FieldChange(path, old, new)
-
-
-def _are_alike(old: Any, new: Any) -> bool:
-    """Whether two lists have as many items, and mappings in them."""
-    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new):
-        return False
-    return all(isinstance(each, Mapping) for each in (*old, *new))
 
 
 ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"
@@ -300,45 +265,32 @@ class AccessChange(NamedTuple):
 
 def access_changes(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
     """Return each setting of who may fetch that differs between two Fleets, by its field."""
-    return tuple(_changes(old, new))
-
-
-def _changes(old: FleetSpec, new: FleetSpec) -> Iterator[AccessChange]:
-    before, after = old.provisioning, new.provisioning
-    if sorted(map(str, before.clients)) != sorted(map(str, after.clients)):
+    clients, new_clients = (sorted(map(str, each.provisioning.clients)) for each in (old, new))
+    monitors, new_monitors = (sorted(map(str, each.provisioning.monitors)) for each in (old, new))
+    boots, new_boots = old.serving.one_time_boots, new.serving.one_time_boots
+    settings = (
         # No network means every client.
-        widens = bool(before.clients) and (not after.clients or not _covers(before.clients, after.clients))
-        yield _networks("clients", before.clients, after.clients, widens=widens)
-    if sorted(map(str, before.monitors)) != sorted(map(str, after.monitors)):
+        (
+            "spec.provisioning.clients",
+            *(clients, new_clients),
+            bool(clients) and (not new_clients or not _covers(clients, new_clients)),
+        ),
         # The fetches of a network that leaves this list begin to count.
-        widens = not _covers(after.monitors, before.monitors)
-        yield _networks("monitors", before.monitors, after.monitors, widens=widens)
-    if old.serving.restrict is not new.serving.restrict:
-        yield AccessChange("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict)
-    if (boots := new.serving.one_time_boots) is not old.serving.one_time_boots:
+        ("spec.provisioning.monitors", monitors, new_monitors, not _covers(new_monitors, monitors)),
+        ("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict),
         # Every client can fetch an install boot from a copy, again and again.
-        widens = boots is OneTimeBoots.COPIES
-        yield AccessChange(ONE_TIME_BOOTS, str(old.serving.one_time_boots), str(boots), widens)
+        (ONE_TIME_BOOTS, str(boots), str(new_boots), new_boots is OneTimeBoots.COPIES),
+    )
+    return tuple(AccessChange(*each) for each in settings if each[1] != each[2])
 
 
-def _networks(name: str, old: Iterable[object], new: Iterable[object], *, widens: bool) -> AccessChange:
-    return AccessChange(f"spec.provisioning.{name}", sorted(map(str, old)), sorted(map(str, new)), widens)
-
-
-def _covers(networks: Iterable[object], others: Iterable[object]) -> bool:
+def _covers(networks: list[str], others: list[str]) -> bool:
     """Whether every address of ``others`` lies in one of ``networks``."""
-    whole = _collapsed(networks)
-    return all(any(_contains(one, other) for one in whole) for other in _collapsed(others))
+    return _collapsed([*networks, *others]) == _collapsed(networks)
 
 
-def _collapsed(networks: Iterable[object]) -> list[IPv4Network | IPv6Network]:
-    found = [ip_network(str(each)) for each in networks]
+def _collapsed(networks: list[str]) -> list[IPv4Network | IPv6Network]:
+    found = list(map(ip_network, networks))
     ipv4 = collapse_addresses([each for each in found if isinstance(each, IPv4Network)])
     ipv6 = collapse_addresses([each for each in found if isinstance(each, IPv6Network)])
     return [*ipv4, *ipv6]
-
-
-def _contains(one: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> bool:
-    if isinstance(one, IPv4Network):
-        return isinstance(other, IPv4Network) and other.subnet_of(one)
-    return isinstance(other, IPv6Network) and other.subnet_of(one)

@@ -127,93 +127,99 @@ def judge(
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
-    """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
+    """Return what of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
-    ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged, which
-    changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings back that
-    the records know as installed, and that would be installed again. ``inherited`` are the identities of machines that
-    were perhaps installed, by which these can get install boots of other servers. ``rewound`` says that the commit does
-    not descend from the accepted one, ``takeover`` that by it some instance ceases to act for the fleet; where there is
-    none that knows, the commit alone says whether one does. ``bmcs`` is how many servers it lets an instance send
-    credentials for to whom it was never told to send them.
+    - ``pending`` is how many servers an instance's records leave to be installed. A first commit is judged by this
+      number, because it changes nothing. Without the number, all servers that want a first boot count.
+    - ``returning`` is how many servers the commit brings back that the records know as installed, and that would be
+      installed again.
+    - ``inherited`` are the identities of machines that were perhaps installed, by which these can get install boots of
+      other servers.
+    - ``rewound`` means that the commit does not descend from the accepted one.
+    - ``takeover`` means that some instance ceases to act for the fleet by the commit. None: the commit alone decides.
+    - ``bmcs`` is how many servers it lets an instance send credentials for to BMCs that never got them.
     """
-    taken = extent.takeover if takeover is None else takeover
-
+    inheriting = {each.server for each in inherited} - {*extent.reinstalled}
+    numbers = (
+        (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
+        (
+            Guard.ALLOW_TAKEOVER,
+            "instances that may act no more",
+            int((extent.takeover if takeover is None else takeover) and not limits.allow_takeover),
+            0,
+        ),
+        (Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
+        (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
+        (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
+        (
+            Guard.MAX_REINSTALLS,
+            "servers that may be reinstalled",
+            extent.reinstalls + returning + len(inheriting),
+            limits.max_reinstalls,
+        ),
+        *(() if extent.first else _numbers_of_change(extent, limits)),
+    )
+    found = [
+        Trip(guard=guard, what=what, number=number, limit=limit)
+        for guard, what, number, limit in numbers
+        if number > limit
+    ]
+    if extent.after == 0 and extent.before and not limits.allow_empty:
+        found.append(Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1))
+    if not extent.first:
+        found += (trip for area in extent.areas for trip in _trips_of_area(area, limits))
+    order = list(Guard)
     trips = (
         replace(
             trip, acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledged, by=acknowledged.get(key, "")
         )
-        for trip in (
-            *_of_branch(limits, rewound, taken),
-            *_more(Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
-            *_trips(extent, limits, pending, returning + _inheriting(extent, inherited)),
-        )
+        for trip in sorted(found, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
     )
-    order = list(Guard)
-    ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
     return Verdict(
-        digest=extent.digest, limits=limits, trips=tuple(ordered), areas=extent.areas, inherited=tuple(inherited)
+        digest=extent.digest, limits=limits, trips=tuple(trips), areas=extent.areas, inherited=tuple(inherited)
     )
 
 
-def _inheriting(extent: Extent, inherited: Iterable[Inheritance]) -> int:
-    """Return how many servers inherit an identity and are not counted as reinstalled for another reason."""
-    return len({each.server for each in inherited} - {*extent.reinstalled})
+def _numbers_of_change(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
+    """Return what guards count of a commit that is not the first: guard, words, number, and limit."""
+    may_boot = "servers that may boot an image that claims for the first time to write no disk"
+    return (
+        (
+            Guard.MAX_UNKNOWN_CHANGES,
+            "changes of what unknown servers boot",
+            int(extent.unknown),
+            limits.max_unknown_changes,
+        ),
+        (
+            Guard.MAX_ACCESS_CHANGES,
+            "settings that let more clients fetch",
+            extent.access,
+            limits.max_access_changes,
+        ),
+        # Whichever servers boot such an image now, any may boot it after this commit.
+        (Guard.MAX_REINSTALLS, may_boot, extent.after if extent.disk_claims else 0, limits.max_reinstalls),
+        (Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images),
+        (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
+    )
 
 
-def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:
-    if rewound and not limits.allow_rewind:
-        yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
-    if takeover and not limits.allow_takeover:
-        yield Trip(guard=Guard.ALLOW_TAKEOVER, what="instances that may act no more", number=1, limit=0)
-
-
-def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) -> Iterator[Trip]:
-    if extent.after == 0 and extent.before and not limits.allow_empty:
-        yield Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
-    installs = pending if pending is not None else extent.installs
-    yield from _more(Guard.MAX_INSTALLS, "first boots", installs, limits.max_installs)
-    yield from _more(Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets)
-    reinstalled = extent.reinstalls + returning
-    yield from _more(Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalled, limits.max_reinstalls)
-    if extent.first:
-        return
-    unknown = "changes of what unknown servers boot"
-    yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(extent.unknown), limits.max_unknown_changes)
-    access = "settings that let more clients fetch"
-    yield from _more(Guard.MAX_ACCESS_CHANGES, access, extent.access, limits.max_access_changes)
-    if extent.disk_claims:  # whichever servers boot such an image now, any may boot it after this commit
-        may_boot = "servers that may boot an image that claims for the first time to write no disk"
-        yield from _more(Guard.MAX_REINSTALLS, may_boot, extent.after, limits.max_reinstalls)
-    yield from _more(Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images)
-    yield from _more(Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes)
-    for area in extent.areas:
-        yield from _of_area(area, limits)
-
-
-def _more(guard: Guard, what: str, number: int, limit: int) -> Iterator[Trip]:
-    if number > limit:
-        yield Trip(guard=guard, what=what, number=number, limit=limit)
-
-
-def _of_area(area: Area, limits: Limits) -> Iterator[Trip]:
-    judged = (
+def _trips_of_area(area: Area, limits: Limits) -> Iterator[Trip]:
+    for guard, what, number, percent in (
         (Guard.MAX_DELETE_PERCENT, "servers removed", area.removed, limits.max_delete_percent),
         (Guard.MAX_UPDATE_PERCENT, "servers changed", area.changed, limits.max_update_percent),
-    )
-    for guard, what, number, limit in judged:
-        if area.size < SMALL:
-            if number > limits.max_small_group:
-                yield Trip(
-                    guard=Guard.MAX_SMALL_GROUP,
-                    what=what,
-                    number=number,
-                    limit=limits.max_small_group,
-                    of=area.size,
-                    area=str(area),
-                )
-        elif number * 100 > limit * area.size:
-            yield Trip(guard=guard, what=what, number=number, limit=limit, of=area.size, percent=True, area=str(area))
+    ):
+        is_small = area.size < SMALL
+        limit = limits.max_small_group if is_small else percent
+        if number > limit if is_small else number * 100 > limit * area.size:
+            yield Trip(
+                guard=Guard.MAX_SMALL_GROUP if is_small else guard,
+                what=what,
+                number=number,
+                limit=limit,
+                of=area.size,
+                percent=not is_small,
+                area=str(area),
+            )
 
 
 # Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
@@ -289,11 +295,10 @@ def ack_lines(
     """
     for message in messages:
         for line in _LINE.findall(message.text):
-            why = _fault(line)
-            _, digest, guard = line.split() if why is None else ("", "", "")
-            if (why := why or _not_enough(message, guard, need)) is not None:
+            if (why := _fault(line, message, need)) is not None:
                 yield Unheeded(commit=message.commit, line=line.strip(), why=why)
                 continue
+            _, digest, guard = line.split()
             content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
             found = AckLine(
                 commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by, content=content
@@ -304,13 +309,17 @@ def ack_lines(
                 yield found
 
 
-def may_acknowledge(message: Message) -> bool:
-    """Whether a message has a line that is to acknowledge something."""
-    return _LINE.search(message.text) is not None
-
-
-def _not_enough(message: Message, guard: str, need: ReinstallsNeed | None) -> str | None:
-    """Why a line does not count although it is right, if it does not."""
+def _fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
+    """Return why a line does not count, if it does not."""
+    if (found := _WORDS.fullmatch(line)) is None:
+        return "not of the form Gitboot-Ack: DIGEST GUARD"
+    digest, guard = found.groups()
+    if not _DIGEST.fullmatch(digest):
+        return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
+    if guard not in list(Guard):
+        return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
+    if guard == Guard.MAX_BMC_CHANGES:
+        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
     if guard != Guard.MAX_REINSTALLS or need is None:
         return None
     if need is ReinstallsNeed.APPROVE:
@@ -320,6 +329,11 @@ def _not_enough(message: Message, guard: str, need: ReinstallsNeed | None) -> st
     if message.signer.is_forge:
         return "its commit is signed by a forge, for whoever has merged (--reinstalls-need signed)"
     return None
+
+
+def may_acknowledge(message: Message) -> bool:
+    """Whether a message has a line that is to acknowledge something."""
+    return _LINE.search(message.text) is not None
 
 
 def acknowledgements(
@@ -340,21 +354,6 @@ def acknowledgements(
             case Unheeded():
                 unheeded.append(line)
     return Acknowledgements(given=given, unheeded=tuple(unheeded))
-
-
-def _fault(line: str) -> str | None:
-    """What is wrong with a line, if anything."""
-    found = _WORDS.fullmatch(line)
-    if found is None:
-        return "not of the form Gitboot-Ack: DIGEST GUARD"
-    its_digest, guard = found.groups()
-    if not _DIGEST.fullmatch(its_digest):
-        return "its digest is not 64 lower-case hexadecimal digits: copy the whole line"
-    if guard not in list(Guard):
-        return f"there is no guard {guard}; {did_you_mean(guard, Guard, 'copy the whole line')}"
-    if guard == Guard.MAX_BMC_CHANGES:
-        return f"{guard} is acknowledged with gitboot approve alone, not by who wrote the message"
-    return None
 
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
@@ -378,23 +377,9 @@ def labels_of(server: Server) -> Iterator[Label]:
 
 def areas_of(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
     """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
-    return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
-
-
-def _area(label: Label | None, counted: Mapping[str, int]) -> Area:
-    return Area(
-        label=label,
-        size=counted.get("size", 0),
-        changed=counted.get("changed", 0),
-        less=counted.get("less", 0),
-        removed=counted.get("removed", 0),
-        added=counted.get("added", 0),
-        reinstalled=counted.get("reinstalled", 0),
-    )
-
-
-def _place(label: Label | None) -> tuple[int, str]:
-    return (GROUPING.index(label[0]), label[1]) if label else (-1, "")
+    labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
+    numbers = [each.name for each in fields(Area) if each.name != "label"]
+    return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
 def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:

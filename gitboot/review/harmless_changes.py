@@ -104,12 +104,14 @@ def spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
         yield from (Span(ask=NOTHING, beneath=()) for _ in instants)
         return
     policy = _of_policy(decision.policy)
+    always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EachTime)
+    instead = policy if always else Demand(boot=None, disk=policy.disk)  # of a boot that is stopped
     for at in instants:
         active = [each for each in decision.maintenances if each.active(at)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
         asks = [*map(_of_maintenance, active), policy]
         if decision.stopped:
-            asks = [_instead(ask, policy) for ask in asks]
+            asks = [instead if ask.writes_disk else ask for ask in asks]
         yield Span(ask=asks[0], beneath=tuple(asks[1:]))
 
 
@@ -160,42 +162,31 @@ def _of_maintenance(maintenance: MaintenanceDecision) -> Demand:
     )
 
 
-def _instead(ask: Demand, policy: Demand) -> Demand:
-    """What is asked for while boots that write disks are stopped."""
-    if not ask.writes_disk:
-        return ask
-    always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EachTime)
-    return policy if always else Demand(boot=None, disk=policy.disk)
-
-
 def is_less(old: Decision, new: Decision) -> bool:
     """Whether ``new`` offers nothing that ``old`` did not: such a change is held by no guard."""
-    if not _is_comparable(old, new):
+    is_active_as_before = old.lifecycle is new.lifecycle or (old.lifecycle, new.lifecycle) == _PARKED
+    if not is_active_as_before or new.provision > old.provision or _same(new) != _same(old):
         return False
     times = instants(old, new)
     before, after = list(spans(old, times)), list(spans(new, times))
     return all(_is_no_more(is_now.ask, before[number:]) for number, is_now in enumerate(after))
 
 
-def _is_comparable(old: Decision, new: Decision) -> bool:
-    if old.lifecycle is not new.lifecycle and (old.lifecycle, new.lifecycle) != _PARKED:
-        return False
-    return new.provision <= old.provision and _same(new) == _same(old)
+def _is_no_more(ask: Demand, spans: list[Span]) -> bool:
+    """Whether ``ask`` offers nothing that the first of these spans does not, which the others follow."""
+    here, key = spans[0], ask.when
+    if _is_within(ask, here.ask):
+        return True
+    # A policy has to ask by itself for a boot that writes a disk, by this provision key, in one of these spans.
+    is_asked_later = isinstance(key, NotProvisioned) and any(
+        isinstance(span.ask.when, NotProvisioned) and span.ask.when.covers(key) for span in spans
+    )
+    return (is_asked_later or not ask.writes_disk) and any(_is_within(ask, each) for each in here.beneath)
 
 
 _PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
 _COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped", "withheld"})
 _same: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
-
-
-def _is_no_more(ask: Demand, spans: list[Span]) -> bool:
-    """Whether ``ask`` offers nothing that the first of these spans does not, which the others follow."""
-    here = spans[0]
-    if _is_within(ask, here.ask):
-        return True
-    if ask.writes_disk and not _is_asked_later(ask, spans):
-        return False
-    return any(_is_within(ask, each) for each in here.beneath)
 
 
 def _is_within(ask: Demand, other: Demand) -> bool:
@@ -213,10 +204,3 @@ def _is_within(ask: Demand, other: Demand) -> bool:
 
 
 _OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)  # each sets more than those before
-
-
-def _is_asked_later(ask: Demand, spans: list[Span]) -> bool:
-    """Whether a policy asks for a boot of this provision key by itself, in one of these spans."""
-    if not isinstance(ask.when, NotProvisioned):
-        return False
-    return any(isinstance(span.ask.when, NotProvisioned) and span.ask.when.covers(ask.when) for span in spans)

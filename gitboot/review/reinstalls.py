@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import MaintenancePower, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.fields import written
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Lifecycle
@@ -22,13 +24,11 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import (
     Boot,
     Decision,
-    Decisions,
     Host,
     MaintenanceDecision,
-    PolicyDecision,
     WithheldBoot,
 )
-from gitboot.review.document_changes import DocumentChange, Fate, plain
+from gitboot.review.document_changes import DocumentChange, Fate
 from gitboot.review.harmless_changes import (
     Demand,
     EachTime,
@@ -82,7 +82,92 @@ def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     No record is looked at, so this is what may happen, whatever a server was provisioned with. What is made once for
     a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
     """
-    return tuple(dict.fromkeys(_asked_anew(old, new)))
+    times = instants(old, new)
+    before, after = list(spans(old, times)), list(spans(new, times))
+    found: list[Reinstall] = []
+    for number, is_now in enumerate(after):
+        ask, was = is_now.ask, before[number].ask
+        if not ask.writes_disk or _is_asked(ask, before[number:]):
+            continue
+        if old.stopped and not new.stopped:
+            found.append(Reinstall(Why.STOPPED, None, None, ask.maintenance))
+        elif ask.maintenance is None:
+            found += _under_policy(old, new, was)
+        else:
+            found.append(_under_maintenance(old, new, was, ask.maintenance))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_asked(ask: Demand, spans: list[Span]) -> bool:
+    """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
+
+    def asks_as_much(was: Demand) -> bool:
+        as_soon = ask.waits or not was.waits
+        sets = was.override is not OverrideMode.NONE or ask.override is OverrideMode.NONE
+        return was.writes_disk and as_soon and covers(was.when, ask.when) and sets
+
+    here = spans[0].ask
+    if asks_as_much(here) and here.image == ask.image:
+        return True
+    by_key = isinstance(ask.when, NotProvisioned)
+    return by_key and any(asks_as_much(each.ask) for each in spans if isinstance(each.ask.when, NotProvisioned))
+
+
+def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
+    """Return what is different in two policies, the second of which asks for a disk-writing boot."""
+    before, after = old.policy, new.policy
+    assert after is not None  # noqa: S101 - it asks for a boot
+    assert after.boot is not None  # noqa: S101
+    if before is None:
+        return [Reinstall(Why.POLICY, None, after.policy)]
+    image_before = before.boot.image if before.boot is not None else None
+    wrote = before.boot is not None and before.boot.writes_disk
+    by_key = after.network_boot in _BY_KEY
+    boots_before = before.boot.boots if before.boot is not None else after.boot.boots
+    ways = (
+        (Why.NETWORK_BOOT, before.network_boot, after.network_boot, before.network_boot is not after.network_boot),
+        (Why.WRITES_DISK, image_before, after.boot.image, not wrote),
+        (
+            *(Why.IMAGE, image_before, after.boot.image),
+            wrote and image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE,
+        ),
+        (Why.PROVISION, str(before.provision), str(after.provision), by_key and after.provision > before.provision),
+        (Why.ATTEMPTS, str(before.attempts), str(after.attempts), by_key and after.attempts > before.attempts),
+        (Why.BOOTS, str(boots_before), str(after.boot.boots), by_key and after.boot.boots > boots_before),
+        (
+            *(Why.WAIT, before.wait_for, after.wait_for),
+            before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
+        ),
+        (
+            *(Why.OVERRIDE, before.override, after.override),
+            before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
+        ),
+    )
+    found = [Reinstall(why, one, other) for why, one, other, is_different in ways if is_different]
+    if not found and was.maintenance is not None:
+        found.append(Reinstall(Why.UNCOVERED, was.maintenance, None))
+    return found
+
+
+def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
+    """Return what is different in a maintenance that asks for a disk-writing boot in the newer commit."""
+
+    def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
+        image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
+        return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
+
+    def in_words(maintenance: MaintenanceDecision) -> str:
+        image = maintenance.boot.image if maintenance.boot else "local disk"
+        start, end = (format_instant(each) if each else "-" for each in (maintenance.start, maintenance.end))
+        return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
+
+    before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
+    assert after is not None  # noqa: S101 - it asks for a boot
+    if before is None or all_that_decides(before) != all_that_decides(after):
+        return Reinstall(Why.MAINTENANCE, in_words(before) if before else None, in_words(after), name)
+    if before.override is not after.override:
+        return Reinstall(Why.OVERRIDE, before.override, after.override, name)
+    return Reinstall(Why.UNCOVERED, was.maintenance, None, name)
 
 
 def wants_install(decision: Decision) -> bool:
@@ -93,104 +178,10 @@ def wants_install(decision: Decision) -> bool:
             return True
         if policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk:
             return True
-    return any(_writes(maintenance.boot) for maintenance in decision.maintenances)
+    return any(each.boot is not None and each.boot.writes_disk for each in decision.maintenances)
 
 
 _BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
-
-
-def _writes(boot: Boot | None) -> bool:
-    return boot is not None and boot.writes_disk
-
-
-def _asked_anew(old: Decision, new: Decision) -> Iterator[Reinstall]:
-    """For each span of time in which ``new`` asks for a disk-writing boot that ``old`` does not: what is different."""
-    times = instants(old, new)
-    before, after = list(spans(old, times)), list(spans(new, times))
-    for number, is_now in enumerate(after):
-        ask = is_now.ask
-        if ask.writes_disk and not _is_asked(ask, before[number:]):
-            was = before[number].ask
-            if old.stopped and not new.stopped:
-                yield Reinstall(Why.STOPPED, None, None, ask.maintenance)
-            elif ask.maintenance is None:
-                yield from _under_policy(old, new, was)
-            else:
-                yield from _under_maintenance(old, new, was, ask.maintenance)
-
-
-def _is_asked(ask: Demand, spans: list[Span]) -> bool:
-    """Whether a disk-writing boot is asked for in the first of these spans, or its provision key there or later."""
-    here = spans[0].ask
-    if _asks_as_much(here, ask) and here.image == ask.image:
-        return True
-    if not isinstance(ask.when, NotProvisioned):
-        return False
-    return any(_asks_as_much(span.ask, ask) for span in spans if isinstance(span.ask.when, NotProvisioned))
-
-
-def _asks_as_much(was: Demand, ask: Demand) -> bool:
-    as_soon = ask.waits or not was.waits
-    return was.writes_disk and as_soon and covers(was.when, ask.when) and (_sets(was) or not _sets(ask))
-
-
-def _sets(ask: Demand) -> bool:
-    return ask.override is not OverrideMode.NONE
-
-
-def _under_policy(old: Decision, new: Decision, was: Demand) -> Iterator[Reinstall]:
-    before, after = old.policy, new.policy
-    assert after is not None  # noqa: S101 - it asks for a boot
-    assert after.boot is not None  # noqa: S101
-    if before is None:
-        yield Reinstall(Why.POLICY, None, after.policy)
-        return
-    found = tuple(_differing(before, after, after.boot))
-    if not found and was.maintenance is not None:
-        found = (Reinstall(Why.UNCOVERED, was.maintenance, None),)
-    yield from found
-
-
-def _differing(before: PolicyDecision, after: PolicyDecision, boot: Boot) -> Iterator[Reinstall]:
-    if before.network_boot is not after.network_boot:
-        yield Reinstall(Why.NETWORK_BOOT, before.network_boot, after.network_boot)
-    if before.boot is None or not before.boot.writes_disk:
-        yield Reinstall(Why.WRITES_DISK, before.boot.image if before.boot else None, boot.image)
-    elif before.boot.image != boot.image and after.network_boot is not NetworkBoot.ONCE:
-        yield Reinstall(Why.IMAGE, before.boot.image, boot.image)
-    if after.network_boot in _BY_KEY and after.provision > before.provision:
-        yield Reinstall(Why.PROVISION, str(before.provision), str(after.provision))
-    if after.network_boot in _BY_KEY and after.attempts > before.attempts:
-        yield Reinstall(Why.ATTEMPTS, str(before.attempts), str(after.attempts))
-    if after.network_boot in _BY_KEY and before.boot is not None and boot.boots > before.boot.boots:
-        yield Reinstall(Why.BOOTS, str(before.boot.boots), str(boot.boots))
-    if before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE:
-        yield Reinstall(Why.WAIT, before.wait_for, after.wait_for)
-    if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
-        yield Reinstall(Why.OVERRIDE, before.override, after.override)
-
-
-def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Iterator[Reinstall]:
-    before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
-    assert after is not None  # noqa: S101 - it asks for a boot
-    if before is None or _asked(before) != _asked(after):
-        yield Reinstall(Why.MAINTENANCE, _told(before) if before else None, _told(after), name)
-    elif before.override is not after.override:
-        yield Reinstall(Why.OVERRIDE, before.override, after.override, name)
-    else:
-        yield Reinstall(Why.UNCOVERED, was.maintenance, None, name)
-
-
-def _asked(maintenance: MaintenanceDecision) -> tuple[object, ...]:
-    """All that decides which disk-writing boots a maintenance asks for, and when."""
-    image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
-    return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
-
-
-def _told(maintenance: MaintenanceDecision) -> str:
-    image = maintenance.boot.image if maintenance.boot else "local disk"
-    start, end = (format_instant(each) if each else "-" for each in (maintenance.start, maintenance.end))
-    return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
 
 
 def may_be_installed(asked: tuple[Reinstall, ...]) -> bool:
@@ -372,7 +363,7 @@ def new_claims(
     """
     if old is None or not old.servers:
         return frozenset()
-    changed = [key.name for key, change in documents.items() if key.kind == "BootImage" and _is_there(change)]
+    changed = (key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate is not Fate.REMOVED)
     claiming = [name for name in changed if not new.images[name].spec.writes_disk]
     if not claiming:
         return frozenset()
@@ -380,13 +371,9 @@ def new_claims(
     return frozenset(name for name in claiming if _content(new.images[name]) not in known)
 
 
-def _is_there(change: DocumentChange) -> bool:
-    return change.fate is not Fate.REMOVED
-
-
 def _content(image: BootImage) -> Digest:
     """All that the image boots and claims, whatever it is called."""
-    return digest({name: value for name, value in plain(image)["spec"].items() if name != "version"})
+    return digest({name: value for name, value in written(image)["spec"].items() if name != "version"})
 
 
 class DiskClaims:
@@ -395,31 +382,30 @@ class DiskClaims:
     def __init__(
         self,
         documents: Mapping[Id, DocumentChange],
-        old: Decisions | None,
+        offered: Callable[[], frozenset[Digest]] | None,
         old_repository: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
+        """``offered`` returns `claims_of` all decisions of the earlier commit. None: there is no earlier commit."""
         self.images = new_claims(documents, old_repository, new)
-        self._old, self._new = old, new
+        self._offered, self._new = offered and cache(offered), new
         fleet = old_repository.fleet.spec if old_repository is not None else None
         sites = fleet.sites if fleet is not None else ()
         self._hosts = {fleet.base_url if fleet is not None else None, *(site.base_url for site in sites)}
-        self._offered: frozenset[Digest] | None = None
 
     def newly_made(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
-        return tuple(self._newly_made(old, new))
-
-    def _newly_made(self, old: Decision | None, new: Decision) -> Iterator[Reinstall]:
+        found = []
         for maintenance, boot in _claimed(new):
             if boot.image in self.images:
-                yield Reinstall(Why.CLAIM, None, boot.image, maintenance)
+                found.append(Reinstall(Why.CLAIM, None, boot.image, maintenance))
             elif old is not None and not self._is_known(old, new, boot):
-                yield Reinstall(Why.CLAIM_OF_BOOT, None, boot.image, maintenance)
+                found.append(Reinstall(Why.CLAIM_OF_BOOT, None, boot.image, maintenance))
+        return tuple(found)
 
     def is_unknown(self, new: Decision) -> bool:
         """Whether a server that is new is offered a boot that claims to write no disk, and that none was offered."""
-        return self._old is not None and any(
+        return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _claimed(new)
         )
 
@@ -431,24 +417,25 @@ class DiskClaims:
         started = _started(new, boot)
         if old is not None and any(_started(old, was) == started for _, was in _claimed(old)):
             return True  # user data is the configuration of a system without a disk: it changes like any other
-        if self._offered is None:
-            decisions = self._old.servers.values() if self._old is not None else ()
-            self._offered = frozenset(_whole(each, was) for each in decisions for _, was in _claimed(each))
-        return _whole(new, boot) in self._offered
+        return self._offered is not None and _whole(new, boot) in self._offered()
 
     def _adds_nothing(self, boot: Boot) -> bool:
         """Whether a boot is its image alone, but for where it prints."""
         if boot.entries or boot.user_data is not None:
             return False
-        if boot.direct:  # no loader, so no arguments
-            return True
         own = self._new.images[boot.image].spec.kernel_arguments
-        more = [each for each in boot.kernel_arguments if each not in own]
-        return set(own) <= set(boot.kernel_arguments) and all(map(_only_prints, more))
+        decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
+        return boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive)  # direct: without arguments
 
 
-def _only_prints(argument: str) -> bool:
-    return argument.partition("=")[0] in _PRINTING
+def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
+    """Return the kernel arguments that do more than choose where the kernel prints."""
+    return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
+
+
+def claims_of(decision: Decision) -> frozenset[Digest]:
+    """Return the digest of each boot that a decision offers, and that claims to write no disk."""
+    return frozenset(_whole(decision, boot) for _, boot in _claimed(decision))
 
 
 def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
@@ -479,7 +466,7 @@ def _started(decision: Decision, boot: Boot) -> Digest:
             "image": boot.image,
             "method": [boot.method, boot.http_boot, boot.config_from],
             "files": [each.sha256 for each in boot.files.all()],
-            "arguments": [moved(each) for each in boot.kernel_arguments if not _only_prints(each) and not boot.direct],
+            "arguments": [moved(each) for each in _decisive_arguments(boot.kernel_arguments) if not boot.direct],
             "entries": {loader: moved(text) for loader, text in boot.entries.items()},
         }
     )
@@ -499,20 +486,19 @@ def resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
 
     No record is looked at: one whose run was made before its window was moved is told from one that comes.
     """
+
+    def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+        if was is None or was.power not in _RESETS or was.run < now.run:
+            return False
+        return was.end is None or now.start is None or now.start < was.end
+
     if new.lifecycle is not Lifecycle.ACTIVE:
         return ()
     there = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
     before = {each.name: each for each in there}
     return tuple(
-        each.name for each in new.maintenances if each.power in _RESETS and not _as_much(before.get(each.name), each)
+        each.name for each in new.maintenances if each.power in _RESETS and not as_much(before.get(each.name), each)
     )
-
-
-def _as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
-    """Whether a machine that was reset for what a maintenance was is not for what it is."""
-    if was is None or was.power not in _RESETS or was.run < now.run:
-        return False
-    return was.end is None or now.start is None or now.start < was.end
 
 
 def returning(
@@ -526,30 +512,25 @@ def returning(
     They are machines that the ledger ever saw. No two commits tell that: beside the one before they look like new ones.
     A server in ``unknown_claims`` boots an image that claims to write no disk, and nobody has acknowledged that claim.
     """
+
+    def writes(decision: Decision, record: Record | None) -> bool:
+        """Whether a disk-writing boot would be offered, now or in a window to come."""
+        if decision.stopped:
+            return False
+        policy = decision.policy
+        if policy is not None and policy.boot is not None and policy.boot.writes_disk:
+            is_offered = record is not None and not is_provisioned(policy, record)
+            if policy.network_boot is NetworkBoot.ALWAYS or (policy.network_boot in _BY_KEY and is_offered):
+                return True
+        return any(
+            each.network_boot is NetworkBoot.ALWAYS or (record is not None and not has_run(each, record))
+            for each in decision.maintenances
+            if each.boot is not None and each.boot.writes_disk
+        )
+
     known = (each for each in come if each.uuid in seen or each.uuid in records)
     return tuple(
-        sorted(
-            each.server
-            for each in known
-            if each.server in unknown_claims or _writes_returning(each, records.get(each.uuid))
-        )
-    )
-
-
-def _writes_returning(decision: Decision, record: Record | None) -> bool:
-    """Whether a disk-writing boot would be offered, now or in a window to come."""
-    if decision.stopped:
-        return False
-    policy = decision.policy
-    if policy is not None and policy.boot is not None and policy.boot.writes_disk:
-        if policy.network_boot is NetworkBoot.ALWAYS:
-            return True
-        if policy.network_boot is not NetworkBoot.NEVER and record is not None and not is_provisioned(policy, record):
-            return True
-    return any(
-        each.network_boot is NetworkBoot.ALWAYS or (record is not None and not has_run(each, record))
-        for each in decision.maintenances
-        if each.boot is not None and each.boot.writes_disk
+        sorted(each.server for each in known if each.server in unknown_claims or writes(each, records.get(each.uuid)))
     )
 
 
@@ -561,42 +542,30 @@ def withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple
 
     ``newer`` is the decision of the commit ``by`` for the same machine; None: the commit does not describe the machine.
     """
+    times = instants(accepted) if newer is None else instants(accepted, newer)
+    offered = [span.ask for span in spans(accepted, times)]
+    others = [span.ask for span in spans(newer, times)] if newer is not None else [None for _ in times]
+    windows = pairwise((*(None if time == _BEGINNING else time for time in times), None))
     found: list[WithheldBoot] = []
-    for each in _spans_withheld(accepted, newer, by):
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last.end == each.start
-            and last._replace(start=None, end=None) == each._replace(start=None, end=None)
-        ):
-            found[-1] = last._replace(end=each.end)
+    for (start, end), ask, other in zip(windows, offered, others, strict=True):
+        if not ask.writes_disk or (other is not None and _install(ask) == _install(other)):
+            continue
+        is_back = other is None or other.image != ask.image
+        each = WithheldBoot(ask.maintenance, start, end, takes_image_back=is_back, by=by)
+        if found and found[-1] == each._replace(start=found[-1].start, end=start):
+            found[-1] = found[-1]._replace(end=end)
         else:
             found.append(each)
     return tuple(found)
 
 
-def _spans_withheld(accepted: Decision, newer: Decision | None, by: str) -> Iterator[WithheldBoot]:
-    times = instants(accepted) if newer is None else instants(accepted, newer)
-    offered = [span.ask for span in spans(accepted, times)]
-    others: list[Demand | None] = [None for _ in times]
-    if newer is not None:
-        others = [span.ask for span in spans(newer, times)]
-    windows = pairwise((*(None if time == _BEGINNING else time for time in times), None))
-    for (start, end), ask, other in zip(windows, offered, others, strict=True):
-        if ask.boot is not None and ask.boot.writes_disk and not _is_same_offer(ask, other):
-            is_back = other is None or other.image != ask.image
-            yield WithheldBoot(ask.maintenance, start, end, takes_image_back=is_back, by=by)
-
-
-def _is_same_offer(ask: Demand, other: Demand | None) -> bool:
-    """Return whether the other demand offers the same install boot to the same machine, as soon as the first."""
-    if other is None or ask.boot is None or other.boot is None or ask.maintenance != other.maintenance:
-        return False
-    return (
-        _key(ask.when) == _key(other.when)
-        and _content_withheld(ask.boot) == _content_withheld(other.boot)
-        and ask.waits == other.waits
-    )
+def _install(ask: Demand) -> tuple[object, ...] | None:
+    """Return what the machine installs, by which key and how soon; equal for equal offers. None: no boot."""
+    if (boot := ask.boot) is None:
+        return None
+    texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
+    content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
+    return ask.maintenance, _key(ask.when), content, ask.waits
 
 
 def _key(when: When) -> tuple[object, ...]:
@@ -608,9 +577,3 @@ def _key(when: When) -> tuple[object, ...]:
             return "run", when.maintenance, when.run
         case EachTime():
             return ("always",)
-
-
-def _content_withheld(boot: Boot) -> tuple[object, ...]:
-    """Return what of a boot decides what the machine installs."""
-    texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
-    return boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts

@@ -6,7 +6,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
@@ -55,11 +55,11 @@ class RenderedChanges:
             return digest(None)  # what it fetches is gone, whatever it was
         before, after = self._boots(change, laid_out)
         was, now = own_values(change.old, change.new, self._old, self._new)
-        texts = [
-            [boot, file, _replaced(was, before, boot, file), _replaced(now, after, boot, file)]
-            for boot in sorted(before.keys() | after.keys())
-            for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys())
-        ]
+        texts = []
+        for boot in sorted(before.keys() | after.keys()):
+            for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys()):
+                sides = ((was, before.get(boot, {}).get(file)), (now, after.get(boot, {}).get(file)))
+                texts.append([boot, file, *(own.replaced(text) if text is not None else None for own, text in sides)])
         both = digest(texts)
         if (known := self._keys.get(both)) is None:
             differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
@@ -86,20 +86,13 @@ class RenderedChanges:
         return before, _boots(self._new, change.new, prepared) if change.new else {}
 
 
-def _replaced(own: OwnValues, boots: Boots, boot: str, file: str) -> str | None:
-    text = boots.get(boot, {}).get(file)
-    return own.replaced(text) if text is not None else None
-
-
-def _hunks(old: str | None, new: str | None) -> Iterator[object]:
+def _hunks(old: str | None, new: str | None) -> list[object]:
     """What differs in two texts: where, and the lines; an absent text differs from an empty one."""
     was, is_now = (_split(text) for text in (old, new))
-    yield [old is None, new is None]
     same = 0  # lines at the beginning: what is left is compared the faster
     while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
         same += 1
-    yield same
-    yield list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))
+    return [[old is None, new is None], same, list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))]
 
 
 def _split(text: str | None) -> list[str]:
@@ -107,25 +100,39 @@ def _split(text: str | None) -> list[str]:
 
 
 def unknown_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
-    """How what unknown machines fetch differs."""
-    shown, whole = (
-        [{_UNKNOWN: _unknown(prepared(each))} if each else {} for each in (old, new)]
-        for prepared in (_fit_to_show, _laid_out)
-    )
-    return tuple(_diffs(*shown, *whole))
+    """Return how the files differ that unknown machines fetch."""
+
+    def texts(decisions: Decisions) -> Texts:
+        found = dict(ipxe.shared(decisions)).get("boot/unknown.ipxe")
+        texts = {"unknown.ipxe": found.content.decode()} if found else {}
+        for architecture, boot in sorted((decisions.unknown or {}).items()):
+            if boot.user_data is not None:
+                texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
+        return texts
+
+    return _common_diffs("unknown servers", texts, old, new)
 
 
 def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
-    """How differs what every machine begins with."""
+    """Return how the files differ with which every machine begins."""
+
+    def texts(decisions: Decisions) -> Texts:
+        if Output.GRUB not in decisions.outputs:
+            return {}
+        return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
+
+    return _common_diffs("all machines", texts, old, new)
+
+
+def _common_diffs(
+    boot: str, texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
+) -> tuple[RenderedDiff, ...]:
+    """Return how the texts of two commits differ that are no single server's."""
     shown, whole = (
-        [{_SHARED: _shared(prepared(each))} if each else {} for each in (old, new)]
-        for prepared in (_fit_to_show, _laid_out)
+        [{boot: texts(_with_unknown(each, prepared))} if each else {} for each in (old, new)]
+        for prepared in (fit_to_show, laid_out)
     )
     return tuple(_diffs(*shown, *whole))
-
-
-_UNKNOWN: Final = "unknown servers"
-_SHARED: Final = "all machines"
 
 
 def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
@@ -135,28 +142,25 @@ def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterat
         for file in sorted(before.keys() | after.keys()):
             shown = before.get(file), after.get(file)
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
-            lines = tuple(_diff(*shown, file, _hidden(shown, whole)))
-            if lines:
-                yield RenderedDiff(boot=boot, file=file, lines=lines)
+            # Lines that come or go among those that are hidden because they look like a secret.
+            was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
+            hidden = ((was - now) + (now - was)).total()
+            if lines := _diff(*shown, file, hidden):
+                yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
 
 
-def _hidden(shown: Sequence[str | None], whole: Sequence[str | None]) -> int:
-    """How many lines come or go among those that are hidden because they look like a secret."""
-    was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
-    return ((was - now) + (now - was)).total()
-
-
-def _diff(old: str | None, new: str | None, file: str, hidden: int) -> Iterator[str]:
+def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]:
+    """Return the lines of a unified diff, and how many hidden lines differ."""
     was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
     lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
     if hidden and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
-    yield from lines[:_LONGEST]
     if len(lines) > _LONGEST:
-        yield f"… {more(len(lines) - _LONGEST, 'line')}"
+        lines[_LONGEST:] = [f"… {more(len(lines) - _LONGEST, 'line')}"]
     if hidden and old is not None and new is not None:
-        yield f"… {count(hidden, 'line')} HIDDEN: looks like a secret, and differs"
+        lines.append(f"… {count(hidden, 'line')} HIDDEN: looks like a secret, and differs")
+    return lines
 
 
 def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
@@ -227,36 +231,13 @@ def _entry(files: dict[str, File], name: str) -> str:
     return "".join(line for line in lines if not line.startswith("# gitboot plan "))
 
 
-def _unknown(decisions: Decisions) -> Texts:
-    files = dict(ipxe.shared(decisions))
-    found = files.get("boot/unknown.ipxe")
-    texts = {"unknown.ipxe": found.content.decode()} if found else {}
-    for architecture, boot in sorted((decisions.unknown or {}).items()):
-        if boot.user_data is not None:
-            texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
-    return texts
-
-
-def _shared(decisions: Decisions) -> Texts:
-    if Output.GRUB not in decisions.outputs:
-        return {}
-    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
-
-
-def _fit_to_show(decisions: Decisions) -> Decisions:
-    """Decisions without what looks like a secret in what unknown machines boot."""
-    return _with_unknown(decisions, fit_to_show)
-
-
-def _laid_out(decisions: Decisions) -> Decisions:
-    return _with_unknown(decisions, laid_out)
-
-
 def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
-    if decisions.unknown is None:
-        return decisions
-    shown = {architecture: prepared(boot) for architecture, boot in decisions.unknown.items()}
-    return replace(decisions, unknown=shown)
+    """Return the decisions with what unknown machines boot as ``prepared`` returns it."""
+    boots = decisions.unknown
+    prepared_boots = (
+        {architecture: prepared(boot) for architecture, boot in boots.items()} if boots is not None else None
+    )
+    return replace(decisions, unknown=prepared_boots)
 
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
@@ -276,24 +257,22 @@ class OwnValues:
 
         Of values that overlap, the first in the text is replaced, and of those the longest.
         """
-        parts, end = [], 0
-        for start, negative_length, name in sorted(self._found(text)):
-            if start >= end:
-                parts += [text[end:start], _OPEN, name, _CLOSE]
-                end = start - negative_length
-        return "".join((*parts, text[end:]))
-
-    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        found = []
         # A search for each value: to compile a pattern for each server takes twice as long as all else here.
         for value, name in (*self._named.items(), (_OPEN, _OPEN)):
             start = text.find(value)
             while start >= 0:
                 end = start + len(value)
-                if value == _OPEN or not (
-                    _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
-                ):
-                    yield start, -len(value), name
+                is_part = _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
+                if value == _OPEN or not is_part:
+                    found.append((start, -len(value), name))
                 start = text.find(value, start + 1)
+        parts, end = [], 0
+        for start, negative_length, name in sorted(found):
+            if start >= end:
+                parts += [text[end:start], _OPEN, name, _CLOSE]
+                end = start - negative_length
+        return "".join((*parts, text[end:]))
 
 
 def _continues(beside: str, name: str) -> bool:
@@ -357,8 +336,12 @@ def fit_to_show(boot: Boot) -> Boot:
     """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
     boot = _with_files(boot, lambda text: _without_secrets(_lines(text, _without_secrets)))
     boot = replace(boot, entries={name: _without_secrets(text) for name, text in boot.entries.items()})
-    names = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
-    return replace(boot, kernel_arguments=tuple(_argument(each, names) for each in boot.kernel_arguments))
+    hidden = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
+    names = [each.partition("=")[0] for each in boot.kernel_arguments]
+    shown = (
+        f"{name}=HIDDEN" if name in hidden else each for name, each in zip(names, boot.kernel_arguments, strict=True)
+    )
+    return replace(boot, kernel_arguments=tuple(shown))
 
 
 def _with_files(boot: Boot, changed: Callable[[str], str]) -> Boot:
@@ -393,19 +376,19 @@ def _lines(text: str, shown: Callable[[str], str]) -> str:
     return _LINE_END.sub(r"\g<0>" + "\n", laid_out) + "\n"
 
 
-def _from_json(text: str) -> Any:
-    """Raises: ValueError for what is no JSON, or has a key twice: readers differ in which of the two counts."""
-    return json.loads(text, object_pairs_hook=_unique)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice in an object")
-    return found
-
-
 _DECODED: Final = "decoded from base64"
 _DATA_URL: Final = "data:;base64,"  # as the filter data_url writes them
+
+
+def _from_json(text: str) -> Any:
+    """Raises: ValueError for what is no JSON, or has a key twice: readers differ in which of the two counts."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) < len(pairs):
+            raise ValueError("a key stands twice in an object")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def _decoded(value: Any, shown: Callable[[str], str]) -> Any:
@@ -435,11 +418,6 @@ def _decoded(value: Any, shown: Callable[[str], str]) -> Any:
 
 
 _LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')  # an escaped one within a string, but for its last
-
-
-def _argument(argument: str, names: set[str]) -> str:
-    name = argument.partition("=")[0]
-    return f"{name}=HIDDEN" if name in names else argument
 
 
 def _without_secrets(text: str) -> str:

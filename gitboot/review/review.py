@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Severity
-from gitboot.review.change_groups import Causes, ChangeCause, Commit, Group, change_causes, groups
+from gitboot.review.change_groups import Causes, ChangeCause, Group, change_causes, groups
 from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.decision_changes import Changes, Side, compare
-from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange, changed_fields
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.review.reinstalls import RAISED, may_be_installed
@@ -64,14 +64,14 @@ class Review:
 
     base: Side
     head: Side
-    changes: Changes | None  # None: HEAD is invalid
-    verdict: Verdict | None
-    unheeded: tuple[Unheeded, ...]
-    steps: tuple[HeldStep, ...]  # of several commits those that hold, each of which can be acknowledged by itself
-    groups: tuple[Group, ...]
-    unknown: Shared | None  # what unknown machines boot; None: the same
-    shared: Shared | None  # what is published for all machines
     command: str  # that shows it again
+    changes: Changes | None = None  # None: HEAD is invalid
+    verdict: Verdict | None = None
+    unheeded: tuple[Unheeded, ...] = ()
+    steps: tuple[HeldStep, ...] = ()  # of several commits those that hold, each of which can be acknowledged by itself
+    groups: tuple[Group, ...] = ()
+    unknown: Shared | None = None  # what unknown machines boot; None: the same
+    shared: Shared | None = None  # what is published for all machines
     claims: tuple[ImageClaim, ...] = ()  # by image
     need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     signers: tuple[tuple[str, Signer], ...] = ()  # whose trusted keys have signed which commits, where that is asked
@@ -165,7 +165,7 @@ class Review:
             elif risk is Risk.BECOMES_UNKNOWN:
                 reasons = tuple(dict.fromkeys(phrases.unknown(each) for group in found for each in group.unknown))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is Fate.REMOVED for each in found):
-                reasons = (phrases.deleted(self._unknown_servers),)
+                reasons = (f"a machine without a document boots what unknown machines boot: {self._unknown_servers}",)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
@@ -213,7 +213,7 @@ def review(
     The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
     """
     if head.decisions is None or head.repository is None:
-        return _without_changes(base, head, command)
+        return Review(base=base, head=head, command=command)
     changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
     given = acknowledgements(messages, changes.digest, need, met)
     verdict = judge(changes.extent, tightened(limits, base, head), given.given)
@@ -223,65 +223,37 @@ def review(
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = Causes(changes, base.repository, head.repository)
+    unknown = shared = None
+    if old is not None and changes.unknown is not None:
+        unknown = Shared(
+            title="what unknown machines boot",
+            causes=change_causes(causes.of_unknown((old[0].unknown, new[0].unknown)), changes, new[1]),
+            fields=(),
+            rendered=unknown_diffs(old[0], new[0]),
+        )
+    if old is not None and changes.shared is not None:
+        shared = Shared(
+            title="what is published for all machines",
+            causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
+            fields=tuple(changed_fields(changes.shared.old or {}, changes.shared.new)),
+            rendered=shared_diffs(old[0], new[0]),
+        )
+    claims = []
+    for image in changes.disk_claims:
+        path, place = head.repository.place(Id("BootImage", image), "spec", "writesDisk")
+        author = writer(path, place.line) if writer is not None else None
+        claims.append(ImageClaim(image=image, place=(path, place.line, place.column), writer=author))
     return Review(
         base=base,
         head=head,
+        command=command,
         changes=changes,
         verdict=verdict,
         unheeded=unheeded,
         steps=steps,
         groups=groups(changes, old, new, causes),
-        unknown=_unknown(changes, old, new, causes),
-        shared=_shared(changes, old, new, causes),
-        command=command,
-        claims=tuple(_claims(changes, head.repository, writer)),
+        unknown=unknown,
+        shared=shared,
+        claims=tuple(claims),
         need=need,
-    )
-
-
-def _claims(
-    changes: Changes, repository: FleetRepository, writer: Callable[[str, int], str | None] | None
-) -> Iterator[ImageClaim]:
-    for image in changes.disk_claims:
-        path, place = repository.place(Id("BootImage", image), "spec", "writesDisk")
-        yield ImageClaim(
-            image=image, place=(path, place.line, place.column), writer=writer(path, place.line) if writer else None
-        )
-
-
-def _unknown(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> Shared | None:
-    if changes.unknown is None or old is None:
-        return None
-    ids = causes.of_unknown((old[0].unknown, new[0].unknown))
-    return Shared(
-        title="what unknown machines boot",
-        causes=change_causes(ids, changes, new[1]),
-        fields=(),
-        rendered=unknown_diffs(old[0], new[0]),
-    )
-
-
-def _shared(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> Shared | None:
-    if changes.shared is None or old is None:
-        return None
-    return Shared(
-        title="what is published for all machines",
-        causes=change_causes(causes.of_shared(changes.shared), changes, new[1]),
-        fields=tuple(phrases.shared(changes.shared)),
-        rendered=shared_diffs(old[0], new[0]),
-    )
-
-
-def _without_changes(base: Side, head: Side, command: str) -> Review:
-    return Review(
-        base=base,
-        head=head,
-        changes=None,
-        verdict=None,
-        unheeded=(),
-        steps=(),
-        groups=(),
-        unknown=None,
-        shared=None,
-        command=command,
     )

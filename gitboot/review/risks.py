@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
+from gitboot.jsonio import facts
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision
 from gitboot.review.reinstalls import Reinstall, Why, asks_at_once, resets, wants_install
 
 
@@ -42,17 +44,12 @@ DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS
 Look = Callable[[Any], object]
 
 
-def _artifacts(boot: Boot) -> object:
-    return [(name, each) for name, each in _sources(boot, "sha256")]
-
-
-def _addresses(boot: Boot) -> object:
-    return [(name, each) for name, each in _sources(boot, "url")]
-
-
-def _sources(boot: Boot, fact: str) -> Iterator[tuple[str, object]]:
-    for name, found in boot.files.facts().items():
-        yield name, [each[fact] for each in found] if isinstance(found, list) else found[fact]
+def _sources(boot: Boot, fact: str) -> list[tuple[str, object]]:
+    """Return one fact of each file of a boot: its url, or its sha256."""
+    return [
+        (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
+        for name, found in facts(boot.files).items()
+    ]
 
 
 def own_arguments(boot: Boot) -> tuple[str, ...]:
@@ -91,7 +88,7 @@ _OF_MAINTENANCE: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.OVERRIDE_ONLY, lambda its: its.override),
 )
 _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
-    (Risk.IMAGE, lambda its: (its.image, its.version, _artifacts(its))),
+    (Risk.IMAGE, lambda its: (its.image, its.version, _sources(its, "sha256"))),
     (Risk.KERNEL_ARGUMENTS, own_arguments),
     (Risk.USER_DATA, lambda its: (its.user_data.content_facts() if its.user_data else None, its.templates)),
     (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
@@ -102,23 +99,30 @@ _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
 
 
 def risks(old: Decision | None, new: Decision | None, asked: tuple[Reinstall, ...]) -> frozenset[Risk]:
-    """What a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
-    if old is None:
-        assert new is not None  # noqa: S101 - one of the two is there
-        added = {Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}
-        added |= {Risk.RESET} if resets(old, new) else set()
-        return frozenset(added | {Risk.REINSTALL} if asked else added)
+    """Return what a server's change can do; ``asked`` are the boots that write disks which it newly asks for."""
     if new is None:
         return frozenset({Risk.WITHDRAWN})
     found = {Risk.REINSTALL} if asked else set()
     found |= {Risk.RESET} if resets(old, new) else set()
+    if old is None:
+        return frozenset(found | ({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}))
     found |= set(_differing(_OF_SERVER, old, new))
     if old.provision != new.provision and not any(each.why is Why.PROVISION for each in asked):
         found.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
         found.discard(Risk.WITHDRAWN)  # it came back
-    found |= set(_of_policies(old.policy, new.policy))
-    found |= set(_of_maintenances(old, new))
+    if old.policy is None or new.policy is None:
+        if old.policy != new.policy:
+            found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
+    else:
+        found |= {*_differing(_OF_POLICY, old.policy, new.policy), *_of_boots(old.policy.boot, new.policy.boot)}
+    before, after = ({each.name: each for each in decision.maintenances} for decision in (old, new))
+    for name in before.keys() | after.keys():
+        was, is_now = before.get(name), after.get(name)
+        if was is None or is_now is None:
+            found.add(Risk.MAINTENANCE)
+        else:
+            found |= {*_differing(_OF_MAINTENANCE, was, is_now), *_of_boots(was.boot, is_now.boot)}
     if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(each.why is Why.OVERRIDE for each in asked):
         return frozenset(found)
     return frozenset(found - {Risk.OVERRIDE_ONLY})
@@ -128,36 +132,11 @@ def _differing(table: tuple[tuple[Risk, Look], ...], old: object, new: object) -
     return (risk for risk, look in table if look(old) != look(new))
 
 
-def _of_policies(old: PolicyDecision | None, new: PolicyDecision | None) -> Iterator[Risk]:
-    if old == new:
-        return
-    if old is None or new is None:
-        yield Risk.POOL_MOVE if old is None else Risk.WITHDRAWN
-        return
-    yield from _differing(_OF_POLICY, old, new)
-    yield from _of_boots(old.boot, new.boot)
-
-
-def _of_maintenances(old: Decision, new: Decision) -> Iterator[Risk]:
-    before, after = (_by_name(each) for each in (old, new))
-    for name in before.keys() | after.keys():
-        was, is_now = before.get(name), after.get(name)
-        if was is None or is_now is None:
-            yield Risk.MAINTENANCE
-        elif was != is_now:
-            yield from _differing(_OF_MAINTENANCE, was, is_now)
-            yield from _of_boots(was.boot, is_now.boot)
-
-
-def _by_name(decision: Decision) -> dict[str, MaintenanceDecision]:
-    return {maintenance.name: maintenance for maintenance in decision.maintenances}
-
-
 def _of_boots(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if old is None or new is None or old == new:
         return
     found = set(_differing(_OF_BOOT, old, new))
-    if Risk.IMAGE not in found and _addresses(old) != _addresses(new):  # another image lies elsewhere anyway
+    if Risk.IMAGE not in found and _sources(old, "url") != _sources(new, "url"):  # another image lies elsewhere anyway
         found.add(Risk.BOOT)
     yield from found
 
@@ -184,39 +163,28 @@ class Effect(NamedTuple):
 def effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
-    """When a server's change takes effect, the soonest first; each once."""
+    """Return when a server's change takes effect, the soonest first; each once."""
+    found: set[Effect] = set()
+    if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
+        found.add(Effect(When.NOW))
+    if new is not None:
+        if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
+            found.add(Effect(When.NOW))
+        everything = old is None or _of_each_boot(old) != _of_each_boot(new)
+        if new.policy is not None and (everything or old is None or old.policy != new.policy):
+            found |= set(_of_policy(old.policy if old else None, new.policy, risks, asked))
+        before, after = ({each.name: each for each in its.maintenances} if its else {} for its in (old, new))
+        changed = [each for name, each in after.items() if everything or before.get(name) != each]
+        gone = [each for name, each in before.items() if name not in after]
+        found |= {Effect(When.WINDOW, each.start, each.end, each.name) for each in (*changed, *gone)}
     order = list(When)
-    found = set(_effects(old, new, risks, asked)) or {Effect(When.NOW)}
-    return tuple(sorted(found, key=lambda each: (order.index(each.when), each.maintenance or "")))
+    return tuple(sorted(found or {Effect(When.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or "")))
 
 
-def _effects(
-    old: Decision | None, new: Decision | None, risks: frozenset[Risk], asked: tuple[Reinstall, ...]
-) -> Iterator[Effect]:
-    if new is None or Risk.WITHDRAWN in risks:
-        yield Effect(When.NOW)
-    if risks & {Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
-        yield Effect(When.NOW)
-    if new is None:
-        return
-    if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
-        yield Effect(When.NOW)
-    everything = old is None or _general(old) != _general(new)
-    if new.policy is not None and (everything or old is None or old.policy != new.policy):
-        yield from _of_policy(old.policy if old else None, new.policy, risks, asked)
-    before = {each.name: each for each in old.maintenances} if old else {}
-    for maintenance in new.maintenances:
-        was = before.pop(maintenance.name, None)
-        if was != maintenance or everything:
-            yield Effect(When.WINDOW, maintenance.start, maintenance.end, maintenance.name)
-    for gone in before.values():
-        yield Effect(When.WINDOW, gone.start, gone.end, gone.name)
-
-
-def _general(decision: Decision) -> tuple[object, ...]:
-    """What counts for each boot of a server, whatever it boots by."""
-    how = decision.architecture, decision.firmware
-    return decision.base_url, decision.restrict, decision.local_disk, decision.stopped, decision.lifecycle, how
+# What counts for each boot of a server, whatever it boots by.
+_of_each_boot: Final = attrgetter(
+    *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
+)
 
 
 def _of_policy(
@@ -224,7 +192,7 @@ def _of_policy(
 ) -> Iterator[Effect]:
     if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.LESS}:
         return
-    changes_how = old is not None and _how(old) != _how(new)
+    changes_how = old is not None and (old.network_boot, old.boot is None) != (new.network_boot, new.boot is None)
     installs = Risk.INSTALL in risks or asks_at_once(asked)
     if changes_how or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
         yield Effect(When.NEXT_BOOT)
@@ -232,8 +200,3 @@ def _of_policy(
         yield Effect(When.DORMANT)
     else:
         yield Effect(When.NEXT_INSTALL)
-
-
-def _how(policy: PolicyDecision) -> tuple[object, ...]:
-    """How often a policy boots from the network, if at all."""
-    return policy.network_boot, policy.boot is None

@@ -93,11 +93,25 @@ def images(
 ) -> Images:
     """What ``decisions`` of ``repository`` and ``records`` (None: not given) come to at ``at``."""
     found = list(followers(repository, decisions))
+    too_old = []
+    for each in found:
+        skew = repository.streams[each.stream].spec.skew if each.stream else None
+        version = repository.images[each.named.image].spec.version
+        if skew is not None and version_key(version) < version_key(skew.minimum_version):
+            too_old.append(
+                TooOld(
+                    server=each.server.metadata.name,
+                    stream=str(each.stream),
+                    image=each.named.image,
+                    version=version,
+                    minimum_version=skew.minimum_version,
+                )
+            )
     return Images(
         items=tuple(_images(repository, decisions.servers.values(), records, at)),
-        streams=tuple(_streams(repository, found)),
+        streams=tuple(_stream(repository, name, found) for name in repository.streams),
         behind=_behind(repository, found, at),
-        too_old=tuple(_too_old(repository, found)),
+        too_old=tuple(too_old),
     )
 
 
@@ -131,66 +145,44 @@ def _images(
     for decision in decisions:
         if decision.policy is not None and decision.policy.boot is not None:
             decided[decision.policy.boot.image] += 1
-        maintained.update(_in_windows(decision, at))
+        windows = [each for each in decision.maintenances if each.end is None or at < each.end]
+        maintained.update({each.boot.image for each in windows if each.boot is not None})
         if records is not None and (record := records.get(decision.uuid)) is not None:
             provisioned[record.image] += 1
-    streams = _streams_of(repository)
-    for name, image in repository.images.items():
+    streams: defaultdict[str, list[str]] = defaultdict(list)
+    for name, stream in repository.streams.items():
+        rollout = [stream.spec.rollout.image] if stream.spec.rollout else []
+        for image in {stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)}:
+            streams[image].append(name)
+    for name, boot_image in repository.images.items():
         yield ImageUse(
             name=name,
-            version=image.spec.version,
-            streams=streams.get(name, ()),
+            version=boot_image.spec.version,
+            streams=tuple(streams[name]),
             decided=decided[name],
             maintenances=maintained[name],
             provisioned=None if records is None else provisioned[name],
         )
 
 
-def _in_windows(decision: Decision, at: datetime) -> set[str]:
-    """The images of a server's maintenances that are not over."""
-    return {
-        maintenance.boot.image
-        for maintenance in decision.maintenances
-        if maintenance.boot is not None and (maintenance.end is None or at < maintenance.end)
-    }
-
-
-def _streams_of(repository: FleetRepository) -> dict[str, tuple[str, ...]]:
-    """The streams that name an image."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name, stream in repository.streams.items():
-        rollout = [stream.spec.rollout.image] if stream.spec.rollout else []
-        for image in {stream.spec.current, *rollout, *(hold.image for hold in stream.spec.holds)}:
-            found[image].append(name)
-    return {image: tuple(names) for image, names in found.items()}
-
-
-def _streams(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[StreamUse]:
-    for name, stream in repository.streams.items():
-        own = [follower for follower in followers if follower.stream == name]
-        rollout = stream.spec.rollout
-        yield StreamUse(
-            name=name,
-            current=stream.spec.current,
-            rollout=rollout.image if rollout else None,
-            percent=rollout.percent if rollout else None,
-            images=dict(sorted(Counter(follower.named.image for follower in own).items())),
-            joining=tuple(_joining(repository, name, own)),
-        )
-
-
-def _joining(repository: FleetRepository, stream: str, followers: list[StreamFollower]) -> Iterator[Joining]:
-    """Who boots the current image only because the percentage has not reached it yet."""
-    rollout = repository.streams[stream].spec.rollout
-    if rollout is None:
-        return
+def _stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
+    """Return where the servers of a stream are, and which of them boot the current image until a rollout is raised."""
+    spec = repository.streams[name].spec
+    rollout = spec.rollout
+    own = [each for each in followers if each.stream == name]
     waiting: defaultdict[int, list[str]] = defaultdict(list)
-    for follower in followers:
-        metadata = follower.server.metadata
-        if follower.named.path == ("spec", "current") and selects(rollout.selector, metadata.name, metadata.labels):
-            waiting[joins_at(stream, follower.server.uuid)].append(metadata.name)
-    for percent, servers in sorted(waiting.items()):
-        yield Joining(percent=percent, servers=tuple(servers))
+    for each in own:
+        metadata, is_current = each.server.metadata, each.named.path == ("spec", "current")
+        if rollout and is_current and selects(rollout.selector, metadata.name, metadata.labels):
+            waiting[joins_at(name, each.server.uuid)].append(metadata.name)
+    return StreamUse(
+        name=name,
+        current=spec.current,
+        rollout=rollout.image if rollout else None,
+        percent=rollout.percent if rollout else None,
+        images=dict(sorted(Counter(each.named.image for each in own).items())),
+        joining=tuple(Joining(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())),
+    )
 
 
 def _behind(repository: FleetRepository, followers: list[StreamFollower], at: datetime) -> tuple[Behind, ...]:
@@ -210,22 +202,6 @@ def _behind(repository: FleetRepository, followers: list[StreamFollower], at: da
     ]
     far = datetime.max.replace(tzinfo=UTC)
     return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
-
-
-def _too_old(repository: FleetRepository, followers: list[StreamFollower]) -> Iterator[TooOld]:
-    for follower in followers:
-        skew = repository.streams[follower.stream].spec.skew if follower.stream else None
-        if skew is None:
-            continue
-        version = repository.images[follower.named.image].spec.version
-        if version_key(version) < version_key(skew.minimum_version):
-            yield TooOld(
-                server=follower.server.metadata.name,
-                stream=str(follower.stream),
-                image=follower.named.image,
-                version=version,
-                minimum_version=skew.minimum_version,
-            )
 
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
@@ -303,14 +279,6 @@ class _Standing(StrEnum):
 _Known = Mapping[_Standing, tuple[str, ...]]
 
 
-def _known(image: str, machines: Iterable[Decision], records: Mapping[SystemUuid, Record]) -> _Known:
-    """What is known of the machines that boot ``image`` by a rollout: their names, sorted."""
-    found: dict[_Standing, list[str]] = {each: [] for each in _Standing}
-    for decision in machines:
-        found[_standing(image, decision, records.get(decision.uuid))].append(decision.server)
-    return {standing: tuple(sorted(servers)) for standing, servers in found.items()}
-
-
 def _standing(image: str, decision: Decision, record: Record | None) -> _Standing:
     step = step_of(decision, record)
     if step is InstallStep.UNKNOWN or record is None:
@@ -340,7 +308,11 @@ def advance(
     ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
     ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
     """
-    known = _known(here.image, applied.machines, proof.records)
+    found: dict[_Standing, list[str]] = {each: [] for each in _Standing}
+    for decision in applied.machines:
+        standing = _standing(here.image, decision, proof.records.get(decision.uuid))
+        found[standing].append(decision.server)
+    known = {standing: tuple(sorted(servers)) for standing, servers in found.items()}
     following = min((step for step in steps if step > here.percent), default=None)
     outcome, why = _judged(
         here, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
@@ -396,17 +368,11 @@ def _judged(
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
     if counted * 100 < after * number:
-        return StepOutcome.WAITS, f"{share}, fewer than {after} %{_missing(known, accept_fetched)}"
+        unproven = f"; not yet {some(known[_Standing.UNPROVEN])}" if known[_Standing.UNPROVEN] else ""
+        if begun and not accept_fetched:
+            unproven += f"; {some(begun)} fetched the boot, and no completion was reported"
+        return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"
     return StepOutcome.NEXT, share
-
-
-def _missing(known: _Known, accept_fetched: bool) -> str:
-    """Return the servers that do not count, as the end of a sentence."""
-    unproven, begun = known[_Standing.UNPROVEN], known[_Standing.BEGUN]
-    text = f"; not yet {some(unproven)}" if unproven else ""
-    if begun and not accept_fetched:
-        text += f"; {some(begun)} fetched the boot, and no completion was reported"
-    return text
 
 
 def _shown(rollout: Rollout | None) -> str:

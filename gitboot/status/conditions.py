@@ -1,13 +1,14 @@
-"""Conditions: types, reasons and remedies."""
+"""Conditions: each type with its remedies, its event and its alerts; and the state of one condition."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 from gitboot.text import shell_words
 
@@ -15,6 +16,67 @@ ANY: Final = "*"  # reasons that are the names of errors
 BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
 SERVER: Final = "SERVER"
 STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One thing that holds or not, as Kubernetes and Flux word conditions."""
+
+    type: str  # Ready, SourceReady, Stalled …
+    status: bool
+    reason: str  # one word in CamelCase
+    message: str
+    since: datetime  # when the status last changed
+    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory
+
+
+class Announcement(Enum):
+    """When gitboot reports an event for a condition that is false."""
+
+    CHANGE = auto()  # if the status, the reason or the message changed
+    REASON = auto()  # if the status or the reason changed
+    TURN = auto()  # if the status changed
+
+
+class Alert(NamedTuple):
+    """A rule of docs/monitoring/alerts.yml; `scripts/reference.py` derives its expression, duration and labels."""
+
+    name: str
+    severity: str  # critical or warning
+    after: str  # how long the condition is false before, as Prometheus writes durations
+    reasons: str = (
+        ""  # the reasons that fire it, as a PromQL matcher; "": all that fire no other alert of the condition
+    )
+    also: str = ""  # a further expression that fires it
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionType:
+    """A type of conditions, declared once: docs, alerts and events are derived from this."""
+
+    name: str
+    remedies: Mapping[str, str]  # by reason, a line that leads out of it. Words in capitals stand for values
+    alerts: tuple[Alert, ...]
+    event: str | None = None  # the type of the event that announces it; None: other events report it
+    events: Mapping[str, str | None] = field(default_factory=dict)  # the same for reasons with another event
+    announced: Announcement = Announcement.CHANGE
+
+    def remedy(self, reason: str) -> str | None:
+        """Return the line that leads out of a reason."""
+        return self.remedies.get(reason, self.remedies.get(ANY))
+
+    def announcement(self, before: Condition | None, now: Condition) -> str | None:
+        """Return the type of the event that announces a false condition. None: no event does, or one did before."""
+        is_same = before is not None and (
+            before.status == now.status
+            if self.announced is Announcement.TURN
+            else (before.status, before.reason) == (now.status, now.reason)
+            if self.announced is Announcement.REASON
+            else (before.status, before.reason, before.message) == (now.status, now.reason, now.message)
+        )
+        return None if is_same else self.events.get(now.reason, self.event)
+
+
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
@@ -23,117 +85,326 @@ _RUN: Final = "git grep -n 'kind: Maintenance'  # a higher run boots it once mor
 _FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # then, if they are right: --confirm '…'"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
+_BRANCH: Final = "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it"
+_KEYGEN: Final = "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here"
 _ENDPOINT: Final = (
     "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}, "
     "once each mirror has the new ops/serve/nginx.conf or Caddyfile"
 )
-# By condition and reason. Words in capitals stand for what `remedy` is given.
-REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
-    "Accepting": {"Suspended": "gitboot resume --state STATE"},
-    "ArtifactsPresent": {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
-    "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
-    "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
-    "BranchFollowed": {
-        ANY: "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
-    },
-    "BootsGiven": {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
-    "BootsOffered": {
-        "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended",
-        "Stopped": "gitboot allow-installs --state STATE",
-        "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
-    },
-    "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
-    "CertificateRead": {
-        "Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"
-    },
-    "CommitAccepted": {
-        "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
-        "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
-        "NotEvaluated": "commit-seconds = 600  # add it to the file of --config, and start gitboot again",
-        "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
-    },
-    "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
-    "CredentialsRead": {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
-    "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
-    "HistoryKept": {
-        "CommitGone": "gitboot run … --allow-rewind  # once, if these boots are to be offered again",
-    },
-    "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
-    "ListCurrent": {
-        "Expired": _RETRY,
-        "KeyNotInRoot": "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here",
-        "KeyUnreadable": "ls -l FOLDER  # of list-keys: gitboot must be able to read each file, and others not the key",
-        "RootExpires": "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here",
-        ANY: "gitboot events --state STATE | tail  # it is tried again by itself",
-    },
-    "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
-    "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
-    "OutputClosed": {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
-    "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
-    "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
-    "ProxiesNamed": {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
-    "OneTimeBootsServed": {"LeftOutput": _ENDPOINT, "NoEndpoint": _ENDPOINT},
-    "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
-    "Reconciling": {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # a disk or a database that hangs"},
-    "RecordsKnown": {
-        "DamagedLedger": _ADOPT,
-        "ForeignLedger": _ADOPT,
-        "NewLedger": "gitboot records begin fresh --state STATE  # or: adopt",
-        "RestoredLedger": _ADOPT,
-        "UnknownServers": _RECORD,
-    },
-    "RunsStarted": {"OutcomeUnknown": _RUN, "Overdue": _RUN},
-    "SecretsPrivate": {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
-    "Serving": {
-        "NotResponding": "gitboot events --state STATE | tail  # gitboot replaces the process by itself",
-        "Restarting": "gitboot events --state STATE | tail",
-    },
-    "SourceReady": {
-        "BranchMissing": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
-        "BranchNotNamed": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
-        "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk; or take the large files out of the history",
-        ANY: _RETRY,
-    },
-    "SpoolRead": {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
-    "StatusCurrent": {"Stale": "df -h STATE OUTPUT  # on the host of the instance; and see that gitboot run is alive"},
-    "TargetsCurrent": {
-        "Behind": "gitboot events --state STATE | tail",
-        "ForeignTree": _ADOPT,
-        "TransitionOverdue": "gitboot reconcile --state STATE  # tries at once; first remove the cause in the message",
-        ANY: "gitboot status --state STATE  # it is tried again by itself",
-    },
-    "ThreadsRunning": {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},
-    "TreeRead": {
-        "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
-        "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",
-        "Unreadable": _RETRY,
-    },
-    "NoticesSent": {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
-    "VerdictTold": {ANY: "gitboot run … --forge KIND=URL TOKEN  # gitboot reads the file TOKEN again at each try"},
-    BMC: {
-        "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
-        "Contended": _ASK,
-        "ForeignMedium": f"{_ASK}  # when it is ejected there",
-        "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
-        "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
-        "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
-        "Stalled": _ASK,
-        "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
-        "Waiting": _ASK,
-    },
-}
+_TYPES: Final = (
+    ConditionType(
+        "Accepting",
+        {"Suspended": "gitboot resume --state STATE"},
+        (Alert("GitbootSuspended", "warning", "6h"),),
+    ),
+    ConditionType(
+        "ArtifactsPresent",
+        {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
+        (Alert("GitbootArtifactsMissing", "warning", "30m"),),
+        event="BootsWithheld",
+        announced=Announcement.TURN,  # each file is an event of its own
+    ),
+    ConditionType(
+        "BmcsReachable",
+        {"FailuresInARow": "gitboot bmc apply --state STATE"},
+        (Alert("GitbootBmcsUnreachable", "critical", "10m"),),
+        event="BmcsFailing",
+        announced=Announcement.TURN,
+    ),
+    ConditionType(
+        "BmcsSet",
+        {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
+        (Alert("GitbootBmcsNotSet", "warning", "10m"),),
+        event="LedgerUnnamed",
+        announced=Announcement.TURN,  # not with each server that comes
+    ),
+    ConditionType(
+        "BootsGiven",
+        {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
+        (Alert("GitbootBootNotGiven", "warning", "5m"),),
+        event="BootNotGiven",
+        announced=Announcement.REASON,
+    ),
+    ConditionType(
+        "BootsOffered",
+        {
+            "SoleClaim": (
+                "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended"
+            ),
+            "Stopped": "gitboot allow-installs --state STATE",
+            "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
+        },
+        (Alert("GitbootBootsStopped", "warning", "15m"),),
+        event="BootsStopped",
+    ),
+    ConditionType(
+        "BootsProven",
+        {"Failed": _RECORD, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
+        (Alert("GitbootBootsUnproven", "warning", "5m"),),
+        event="NeedsOperator",
+    ),
+    ConditionType(
+        "BranchFollowed",
+        {ANY: _BRANCH},
+        (Alert("GitbootBranchLeft", "warning", "30m"),),
+        event="BranchLeft",
+        announced=Announcement.TURN,  # not with each branch that is checked out
+    ),
+    ConditionType(
+        "CertificateRead",
+        {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"},
+        (
+            Alert(
+                "GitbootCertificateNotRead",
+                "warning",
+                "15m",
+                also="or on (job, instance) gitboot_operators_certificate_read == 0",
+            ),
+        ),
+    ),
+    ConditionType(
+        "ClockTrusted",
+        {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
+        (Alert("GitbootClockNotTrusted", "critical", "10m"),),
+        event="ClockDoubted",
+    ),
+    ConditionType(
+        "CommitAccepted",
+        {
+            "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
+            "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
+            "NotEvaluated": "commit-seconds = 600  # add it to the file of --config, and start gitboot again",
+            "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
+        },
+        (
+            Alert("GitbootCommitRefused", "warning", "15m", '=~"Invalid|NotEvaluated|Untrusted"'),
+            Alert("GitbootCommitHeld", "warning", "1h", '="GuardTripped"'),
+        ),
+        events={"GuardTripped": "Held"},
+    ),
+    ConditionType(
+        "CredentialsRead",
+        {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
+        (Alert("GitbootCredentialsNotRead", "warning", "5m"),),
+    ),
+    ConditionType(
+        "Evidence",
+        {"NoEvidence": "gitboot run … --listen HOST:PORT"},
+        (Alert("GitbootNoEvidence", "warning", "30m"),),
+    ),
+    ConditionType(
+        "HistoryKept",
+        {"CommitGone": "gitboot run … --allow-rewind  # once, if these boots are to be offered again"},
+        (Alert("GitbootCommitGone", "warning", "10m"),),
+        event="CommitGone",
+    ),
+    ConditionType(
+        "IdentitiesUnique",
+        {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
+        (Alert("GitbootIdentityPlaceholder", "warning", "0m"),),
+    ),
+    ConditionType(
+        "LedgerNamed",
+        {"AnotherLedger": _ACT, "StandsBack": _ACT},
+        (Alert("GitbootStandsBack", "warning", "1h", '="StandsBack"'),),  # a standby is AnotherLedger all the time
+        event="StandsBack",
+    ),
+    ConditionType(
+        "LedgerWritable",
+        {"Failed": "df -h STATE && ls -l STATE"},
+        (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
+    ),
+    ConditionType(
+        "ListCurrent",
+        {
+            "Expired": _RETRY,
+            "KeyNotInRoot": _KEYGEN,
+            "KeyUnreadable": (
+                "ls -l FOLDER  # of list-keys: gitboot must be able to read each file, and others not the key"
+            ),
+            "RootExpires": _KEYGEN,
+            ANY: "gitboot events --state STATE | tail  # it is tried again by itself",
+        },
+        (Alert("GitbootListNotCurrent", "warning", "30m"),),
+        event="ListNotCurrent",
+        announced=Announcement.REASON,
+    ),
+    ConditionType(
+        "NoticesSent",
+        {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
+        (Alert("GitbootNoticesNotSent", "warning", "15m"),),
+        event="NoticesFailing",
+        announced=Announcement.TURN,  # not with each other error
+    ),
+    ConditionType(
+        "OneTimeBootsServed",
+        {"LeftOutput": _ENDPOINT, "NoEndpoint": _ENDPOINT},
+        (Alert("GitbootOneTimeBootsMissing", "warning", "10m"),),
+        event="OneTimeBootsMissing",
+        announced=Announcement.REASON,
+    ),
+    ConditionType(
+        "OptOutsInTime",
+        {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
+        (Alert("GitbootOptOutOverdue", "warning", "1h"),),
+    ),
+    ConditionType(
+        "OutputClosed",
+        {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
+        (Alert("GitbootOutputReadable", "warning", "1h"),),
+    ),
+    ConditionType(
+        "PowerWaves",
+        {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
+        (Alert("GitbootWaveStopped", "critical", "1m"),),
+        event="WaveStopped",
+    ),
+    ConditionType(
+        "ProxiesNamed",
+        {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
+        (Alert("GitbootProxyUnnamed", "warning", "1h"),),
+        event="ProxyUnnamed",
+        announced=Announcement.TURN,  # a stranger chooses its address
+    ),
+    ConditionType(
+        "Published",
+        {"ForeignTree": _ADOPT, ANY: _RETRY},
+        (Alert("GitbootNotPublished", "critical", "5m"),),
+        event="PublishFailed",
+    ),
+    ConditionType(
+        "Reconciling",
+        {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # a disk or a database that hangs"},
+        (Alert("GitbootStageHangs", "critical", "0m"),),
+    ),
+    ConditionType(
+        "RecordsKnown",
+        {
+            "DamagedLedger": _ADOPT,
+            "ForeignLedger": _ADOPT,
+            "NewLedger": "gitboot records begin fresh --state STATE  # or: adopt",
+            "RestoredLedger": _ADOPT,
+            "UnknownServers": _RECORD,
+        },
+        (
+            Alert("GitbootLedgerInDoubt", "critical", "10m", '=~".+Ledger"'),
+            Alert("GitbootServersUnknown", "warning", "1h", '="UnknownServers"'),
+        ),
+        event="RecordsUnknown",
+        events={"UnknownServers": None},
+    ),
+    ConditionType(
+        "RunsStarted",
+        {"OutcomeUnknown": _RUN, "Overdue": _RUN},
+        (Alert("GitbootRunNotStarted", "warning", "5m"),),
+        event="MaintenanceOverdue",
+    ),
+    ConditionType(
+        "SecretsPrivate",
+        {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
+        (Alert("GitbootSecretFetchedAgain", "warning", "5m"),),
+        event="SecretsFetchedAgain",
+        announced=Announcement.REASON,  # a stranger who fetches all the time changes the message each time
+    ),
+    ConditionType(
+        "Serving",
+        {
+            "NotResponding": "gitboot events --state STATE | tail  # gitboot replaces the process by itself",
+            "Restarting": "gitboot events --state STATE | tail",
+        },
+        (Alert("GitbootServingPartly", "critical", "5m"),),
+        events={"NotResponding": "EndpointNotResponding"},
+    ),
+    ConditionType(
+        "SourceReady",
+        {
+            "BranchMissing": _BRANCH,
+            "BranchNotNamed": _BRANCH,
+            "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk; or take the large files out of the history",
+            ANY: _RETRY,
+        },
+        (Alert("GitbootSourceNotReady", "warning", "30m"),),
+    ),
+    ConditionType(
+        "SpoolRead",
+        {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
+        (Alert("GitbootSpoolUnread", "critical", "5m"),),
+        event="SpoolUnread",
+    ),
+    ConditionType(
+        "StatusCurrent",
+        {"Stale": "df -h STATE OUTPUT  # on the host of the instance; and see that gitboot run is alive"},
+        (Alert("GitbootInstanceSilent", "critical", "10m"),),
+    ),
+    ConditionType(
+        "TargetsCurrent",
+        {
+            "Behind": "gitboot events --state STATE | tail",
+            "ForeignTree": _ADOPT,
+            "TransitionOverdue": f"{_RETRY}  # tries at once; first remove the cause in the message",
+            ANY: "gitboot status --state STATE  # it is tried again by itself",
+        },
+        (
+            Alert("GitbootTargetsBehind", "warning", "10m"),
+            Alert("GitbootTransitionOverdueAtTarget", "critical", "1m", '="TransitionOverdue"'),
+        ),
+        event="TargetBehind",
+    ),
+    ConditionType(
+        "ThreadsRunning",
+        {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},
+        (Alert("GitbootThreadDied", "warning", "0m"),),
+        event="ThreadDied",
+        announced=Announcement.TURN,  # not with each other death
+    ),
+    ConditionType(
+        "TreeRead",
+        {
+            "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
+            "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",
+            "Unreadable": _RETRY,
+        },
+        (Alert("GitbootTreeNotRead", "critical", "5m"),),
+    ),
+    ConditionType(
+        "VerdictTold",
+        {ANY: "gitboot run … --forge KIND=URL TOKEN  # gitboot reads the file TOKEN again at each try"},
+        (Alert("GitbootForgeNotTold", "warning", "30m"),),
+    ),
+    ConditionType(
+        BMC,
+        {
+            "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
+            "Contended": _ASK,
+            "ForeignMedium": f"{_ASK}  # when it is ejected there",
+            "ForeignOverride": "gitboot bmc resolve SERVER --replace --state STATE --reason '…'",
+            "NeedsOperator": "gitboot bmc resolve SERVER --consumed --state STATE --reason '…'  # or: --not-set",
+            "Overdue": f"{_ASK}  # or, where the BMC is gone for good: gitboot bmc resolve SERVER --consumed",
+            "Stalled": _ASK,
+            "Unsupported": "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted",
+            "Waiting": _ASK,
+        },
+        (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # such a BMC is asked again
+        event="OverrideStalled",
+        events={"Overdue": "OverrideOverdue", "Waiting": "OverrideWaiting"},
+    ),
+)
+CONDITIONS: Final[Mapping[str, ConditionType]] = {each.name: each for each in _TYPES}
+
+
+def condition_type(type: str) -> ConditionType | None:
+    """Return the declaration of a condition. None: the condition is never false, or no remedy is known."""
+    return CONDITIONS.get(BMC if "/" in type else type)
 
 
 def remedy(type: str, reason: str, given: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
-    """The line that leads out of a condition that does not hold; STATE is left for `with_state`.
+    """Return the line that leads out of a condition that does not hold; STATE is left for `with_state`.
 
     ``given`` has what the other words in capitals stand for, as in `filled`. None: there is no such state.
     """
-    head, slash, server = type.partition("/")
-    words = {**(given or {}), **({SERVER: server} if slash else {})}
-    lines = REMEDIES.get(f"{head}/{SERVER}" if slash else type, {})
-    line = lines.get(reason, lines.get(ANY))
-    return line and filled(line, words)
+    declared, server = condition_type(type), type.partition("/")[2]
+    line = declared.remedy(reason) if declared is not None else None
+    return line and filled(line, {**(given or {}), **({SERVER: server} if server else {})})
 
 
 def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
@@ -155,15 +426,3 @@ def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
 def with_state(line: str, state: str) -> str:
     """Return a line with the state directory in it."""
     return filled(line, {STATE: state})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
-    """One thing that holds or not, as Kubernetes and Flux word conditions."""
-
-    type: str  # Ready, SourceReady, Stalled …
-    status: bool
-    reason: str  # one word in CamelCase
-    message: str
-    since: datetime  # when the status last changed
-    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory

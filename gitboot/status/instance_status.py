@@ -1,4 +1,4 @@
-"""Instance status: the values that an instance reports."""
+"""Instance status: the values that an instance reports, and the age of a status."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ STALE_S: Final = 150.0  # a status that is older than this is stale: two interva
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoints:
-    """How the endpoints that an instance starts fare."""
+    """The processes of the endpoint that an instance starts."""
 
     wanted: int
     alive: int  # those that respond
     restarts: int  # since the start
     hung: int = 0  # processes that do not respond
-    unread: tuple[str, ...] = ()  # why credential files cannot be used now: option, file, cause
-    certificate: str | None = None  # why what stands in the files of the operators' certificate cannot be used
+    unread: tuple[str, ...] = ()  # unusable credential files: option, file, cause
+    certificate: str | None = None  # why the operators' certificate cannot be used
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Telling:
-    """How it fares to tell the forge of commits."""
+    """The reports to the forge."""
 
-    commit: str | None = None  # told last
-    says: str = ""  # and what
-    failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
-    asked: bool = True  # whether it was asked, be it in vain, what it knew of this ledger before it is told anything
-    known: int | None = None  # how far the ledger had come by what it knew; None: it knew nothing, or did not answer
-    claimed: int | None = None  # the same by statuses of which nothing proves that the ledger's instance wrote them
+    commit: str | None = None  # the last one that was reported
+    says: str = ""  # the report about it
+    failure: tuple[str, str] | None = None  # the error of the last try: name, message
+    asked: bool = True  # whether gitboot asked what the forge knows of the ledger, with or without success
+    known: int | None = None  # changes of the ledger that the forge knew; None: it knew none, or did not answer
+    claimed: int | None = None  # changes that commit statuses without a proof name
 
 
 class ThreadFailure(NamedTuple):
-    """A thread of an instance that died of an error, and has not run for long since."""
+    """A thread of an instance that died of an error, and has run for less than a minute since."""
 
     thread: str
     message: str  # the error, on one line
@@ -50,15 +50,15 @@ class ThreadFailure(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Following:
-    """How a target fares that follows the published directory."""
+    """A target that follows OUTPUT."""
 
     name: str
-    serves: str | None = None  # the base URL under which machines find it; None: nobody said
-    commit: str | None = None  # of which it holds all that it is to hold; None: not known to hold anything yet
-    behind_since: datetime | None = None  # since when it holds less than is published; None: it holds all of it
-    overdue_since: datetime | None = None  # the first transition that it does not hold, or may not hold
-    failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
-    withheld: int = 0  # servers of whom a boot is left out there: it is made once, and nobody could record it
+    serves: str | None = None  # the base URL under which machines find it, if it is known
+    commit: str | None = None  # the commit whose files it has completely, if any
+    behind_since: datetime | None = None  # None: it is up to date
+    overdue_since: datetime | None = None  # the first transition that it may not have
+    failure: tuple[str, str] | None = None  # the error of the last try: name, message
+    withheld: int = 0  # servers without their one-time boot there, because nothing would record its fetch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class SignedListState:
     signed: bool = False  # whether a key signs it
     expires: datetime | None = None  # None: this process has not written a list
     root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
-    failure: tuple[str, str] | None = None  # why it was not written the last time: a word, and in words
+    failure: tuple[str, str] | None = None  # why it could not be written: reason, message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +76,9 @@ class Held:
     """A commit that waits for an acknowledgement."""
 
     commit: str
-    digest: Digest  # of what it changes
+    digest: Digest  # the digest of its changes
     guards: tuple[str, ...]
-    lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
+    lines: tuple[str, ...] = ()  # lines of a commit message that acknowledge it
     reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
 
 
@@ -89,12 +89,12 @@ class WithheldServer:
     server: str
     by: tuple[str, ...]  # the newer commits, sorted
     boots: str | None  # the image that it boots now; None: its disk
-    why: str  # why it boots that, in words
+    why: str  # why it boots that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangedArea:
-    """How much of a group of servers an accepted commit has changed."""
+    """The changes of an accepted commit to a group of servers."""
 
     commit: str
     label: str  # site=fra1; "" is the whole fleet
@@ -109,10 +109,10 @@ class ChangedArea:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassedMerge:
-    """A commit between the accepted one and the newest, when that was judged."""
+    """A commit between the accepted one and the newest."""
 
     commit: str
-    says: str  # what became of it, in a few words: accepted, held …, invalid …
+    says: str  # accepted, held …, invalid …
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,44 +121,44 @@ class Heeded:
 
     commit: str
     guard: str
-    by: str  # who has acknowledged it, in words
+    by: str  # who acknowledged it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """An instance at a glance."""
+    """A summary of an instance."""
 
-    ledger: str | None = None  # the identity of the instance's ledger; None: it only serves a tree
+    ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
     attempted: str | None = None  # the commit that was tried last
     problems: tuple[Problem, ...] = ()  # of the attempted commit
-    held: Held | None = None  # the attempted commit, where a guard holds it
-    withheld: tuple[WithheldServer, ...] = ()  # the servers of which install boots are withheld, by name
+    held: Held | None = None  # the attempted commit, if a guard holds it
+    withheld: tuple[WithheldServer, ...] = ()  # servers whose install boots are withheld, by name
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
-    signer: Signer | None = None  # whose trusted key vouches for it
-    acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
-    changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last; none before any was
-    applied: str | None = None  # the commit that what is answered comes from
+    signer: Signer | None = None  # the owner of the trusted key that signed it
+    acknowledged: tuple[Heeded, ...] = ()  # acknowledgements of the steps to it
+    changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last
+    applied: str | None = None  # the commit of the published files
     fetch_began: datetime | None = None  # when the last fetch that ended began
     fetched: str | None = None  # the commit that was fetched last
     planned_at: datetime | None = None
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
-    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later: servers offered what writes their disks
+    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later -> servers with an install boot
     runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
     installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> servers
     installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest last step first
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
-    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
+    bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> BMCs
     below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
-    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # of the servers whose secrets were fetched last
-    stages: Mapping[str, Any] = field(default_factory=dict)  # how long what takes, as histograms
+    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # by server
+    stages: Mapping[str, Any] = field(default_factory=dict)  # histograms of durations
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, type: str) -> bool:
-        """Whether a condition holds; one that nothing is known of does not."""
+        """Return whether a condition is true. An unknown condition is not."""
         return any(condition.status for condition in self.conditions if condition.type == type)
 
     def facts(self) -> dict[str, Any]:

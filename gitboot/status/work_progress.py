@@ -1,4 +1,4 @@
-"""Progress and durations of long work."""
+"""Work progress: how far long work has come, and how long the stages take."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, Final, TypeVar
 
 from gitboot.text import count
 
-Told = Callable[[int, int], None]  # how much is done, and of how much
+Told = Callable[[int, int], None]  # gets the finished and the total number of items
 _T = TypeVar("_T")
 
 
 def unheard(_done: int, _total: int) -> None:
-    """Where nobody listens."""
+    """Ignore progress."""
 
 
 def counted(items: Collection[_T], told: Told) -> Iterator[_T]:
-    """Each of the items; ``told`` is called before each of them, and at the end."""
+    """Yield the items, and call ``told`` before each item and at the end."""
     total = len(items)
     for done, item in enumerate(items):
         told(done, total)
@@ -31,9 +31,9 @@ def counted(items: Collection[_T], told: Told) -> Iterator[_T]:
 
 
 class Work(StrEnum):
-    """What takes long where a fleet is large, in the order in which a commit goes through it."""
+    """Work that takes long for a large fleet, in the order in which a commit passes through it."""
 
-    READ = "Reading"  # and then deciding, of which nothing is counted
+    READ = "Reading"  # then decide, which is not counted
     PLAN = "Planning"
     PUBLISH = "Publishing"
 
@@ -43,16 +43,16 @@ _OF: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Underway:
-    """Work that is being done."""
+    """Work that is under way."""
 
     work: Work
     done: int
     total: int
-    left_s: int | None  # as far as that follows from what is done; None: nothing does yet
+    left_s: int | None  # an estimate; None: there is none yet
 
     @property
     def message(self) -> str:
-        """In words: planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)."""
+        """The progress in words: planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)."""
         left = f", about {self.left_s:,} s left" if self.left_s is not None else ""
         number = list(Work).index(self.work) + 1
         return (
@@ -69,15 +69,15 @@ class Underway:
         }
 
 
-BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)  # each with its bucket
+BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)  # upper bounds of buckets
 
 
 class Stage(StrEnum):
-    """What takes its time; `docs/architecture.md` says what each does."""
+    """A stage that gitboot measures. `docs/architecture.md` describes the stages of a reconcile."""
 
-    FETCH = "fetch"  # beside the reconciles
-    EVALUATE = "evaluate"  # one commit, beside them
-    BMC = "bmc"  # one job, beside them
+    FETCH = "fetch"  # in another thread
+    EVALUATE = "evaluate"  # one commit, in another process
+    BMC = "bmc"  # one task, in another thread
     TAKE_IN = "take_in"
     ACCEPT = "accept"
     LEARN = "learn"
@@ -86,7 +86,7 @@ class Stage(StrEnum):
     PUBLISH = "publish"
     ASK = "ask"
     REPORT = "report"
-    RECONCILE = "reconcile"  # all of one
+    RECONCILE = "reconcile"  # a whole reconcile
 
 
 # A reconcile's stages, in their order: of each, the next begins where it ends.
@@ -96,7 +96,7 @@ _RECONCILED: Final = (
 
 
 class Laps:
-    """What was measured since the start, from any thread."""
+    """Durations since the start, as histograms. Any thread may use this."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s, self._lock = clock_s, threading.Lock()
@@ -105,35 +105,35 @@ class Laps:
         self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and when it last made progress
 
     def start(self, first: Stage | None = None) -> Lap:
-        """A stopwatch that runs from now on; ``first`` is the stage of a reconcile that begins with it."""
+        """Start a stopwatch. ``first`` is the stage of a reconcile that begins now."""
         if first is not None:
             self.enter(first)
         return Lap(self, self._clock_s, of_reconcile=first is not None)
 
     def enter(self, stage: Stage | None) -> None:
-        """Note which stage of a reconcile begins; None: no reconcile is under way."""
+        """Note the stage of a reconcile that begins. None: no reconcile is under way."""
         self._under_way = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
-        """Note that the stage of a reconcile that is under way goes on."""
+        """Note that the current stage of a reconcile makes progress."""
         under_way = self._under_way
         if under_way is not None:
             self.enter(under_way[0])
 
     def stalled(self, seconds: float) -> Stage | None:
-        """Return the stage of a reconcile that has made no progress for so long; None: none is under way, or it has."""
+        """Return the stage of a reconcile that has made no progress for so long, if there is one."""
         under_way = self._under_way
         is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
         return under_way[0] if under_way is not None and is_stalled else None
 
     def add(self, stage: Stage, seconds: float) -> None:
-        """Count a stage that has taken so long; what equals a bound is below it."""
+        """Count the duration of a stage. A duration that equals a bound is in the bucket below it."""
         with self._lock:
             self._counts[stage][bisect_left(BOUNDS_S, seconds)] += 1
             self._seconds[stage] += seconds
 
     def facts(self) -> dict[str, Any]:
-        """All of it for the status: how often a stage took how long, and for how long in all; those that ran."""
+        """Return the histograms of the stages that ran, as JSON."""
         with self._lock:
             return {
                 str(stage): {"boundsS": list(BOUNDS_S), "counts": list(counts), "seconds": self._seconds[stage]}
@@ -157,27 +157,27 @@ class Lap:
             self._laps.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
 
     def end(self, stage: Stage) -> None:
-        """Count all of it since the start."""
+        """Count the whole duration since the start."""
         if self._of_reconcile:
             self._laps.enter(None)
         self._laps.add(stage, self._clock_s() - self._began)
 
 
-FIRST_S: Final = 5.0  # what ends before that is not worth a word
+FIRST_S: Final = 5.0  # shorter work is not reported
 EVERY_S: Final = 10.0
 
 
 @dataclass(kw_only=True, slots=True)
 class _Stretch:
-    """One kind of work, since it began."""
+    """Work of one kind, since it began."""
 
     began_s: float
-    next_s: float  # when it is told
+    next_s: float  # when to report it
     is_told: bool = False
 
 
 class WorkListener:
-    """Listens to whoever works, and tells now and then; None: what was told last has ended."""
+    """Receives the progress of work, and reports it to ``told`` at intervals. None: the reported work has ended."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class WorkListener:
         self._stretches: dict[Work, _Stretch] = {}
 
     def of(self, work: Work) -> Told:
-        """Who is to be called as that work goes on, with 0 at its beginning and with all at its end."""
+        """Return the function to call as this work goes on, first with 0, and with the total at its end."""
         return partial(self._note, work)
 
     def _note(self, work: Work, done: int, total: int) -> None:

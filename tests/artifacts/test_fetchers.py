@@ -74,7 +74,7 @@ def test_nginx_is_read_on_from_where_it_broke_off(published: tuple[str, Path]) -
         assert (content.offset, b"".join(content.chunks)) == (0, KERNEL)
 
 
-@pytest.mark.parametrize("status", [401, 403, 429, 500, 503])
+@pytest.mark.parametrize("status", [401, 403, 416, 429, 500, 503])
 def test_a_server_that_refuses_is_not_known_to_lack_anything(server: ArtifactServer, status: int) -> None:
     file = server.put("/a", KERNEL)
     server.statuses["/a"] = status

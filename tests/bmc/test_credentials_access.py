@@ -401,6 +401,10 @@ def test_a_site_has_an_authority_of_its_own(tmp_path: Path) -> None:
         ('authorities = "ams.crt"', "expected networks and hosts, each with the file of its authority"),
         ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is no host name"),
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
+        ("password-command = []", "password-command: expected a program and its arguments"),
+        ('password-command = "pass bmc"', "password-command: expected a list of texts"),
+        ('certificates = ["ab"]', "certificates: expected hosts, each with the sha256 of its certificate"),
+        ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
     ],
 )
 def test_t2_a_word_that_cannot_be_understood_lets_nobody_in(tmp_path: Path, text: str, message: str) -> None:

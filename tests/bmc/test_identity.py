@@ -15,15 +15,17 @@ from gitboot.bmc.identity import (
     IdentityChanged,
     Pinned,
     Same,
+    Sharing,
     Shown,
     accept,
     identify,
     is_another_system,
     pin,
-    shared,
 )
+from gitboot.fleet.identities import Machine
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
 from tests.helpers.cases import for_each
+from tests.helpers.fleets import uuid_of
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")
@@ -190,7 +192,11 @@ HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
 def test_what_two_machines_show_is_nobodys(
     case: str, pins: list[Pinned], described: dict[SystemUuid, str | None], found: set[str]
 ) -> None:
-    assert shared(pins, described) == found, case
+    machines = {
+        uuid: Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None) for uuid, serial in described.items()
+    }
+    kept = {SystemUuid(uuid_of(f"web{number}")): pinned for number, pinned in enumerate(pins)}
+    assert Sharing().after(kept, machines).values == found, case
 
 
 def test_what_two_machines_show_tells_nothing() -> None:

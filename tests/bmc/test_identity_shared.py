@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.bmc.identity import Pinned, Sharing, Shown, shared
+from gitboot.bmc.identity import Pinned, Sharing, Shown, claimed_by, values_of
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.model.scalars import SystemUuid
@@ -33,6 +33,13 @@ def machine(uuid: SystemUuid, serial: str | None = None) -> Machine:
     return Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None)
 
 
+def found_anew(pins: Iterable[Pinned], described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
+    """What is shown at two places, and claimed by no document."""
+    shown = [(value, each.place) for each in pins for value in values_of(each)]
+    places = {value: {place for each, place in shown if each == value} for value, _ in shown}
+    return frozenset(value for value, its in places.items() if len(its) > 1) - claimed_by(described)
+
+
 @given(_steps, st.dictionaries(st.sampled_from(UUIDS), _serials))
 def test_after_any_readings_it_is_what_is_found_anew(
     steps: list[tuple[dict[SystemUuid, Pinned], set[SystemUuid]]], serials: dict[SystemUuid, str | None]
@@ -43,7 +50,7 @@ def test_after_any_readings_it_is_what_is_found_anew(
     for number, (come, gone) in enumerate(steps):
         pins, machines = replaced(pins, come, gone), documents[number % 2]
         sharing = sharing.after(pins, machines)
-        assert sharing.values == shared(pins.values(), {uuid: each.serial for uuid, each in machines.items()})
+        assert sharing.values == found_anew(pins.values(), {uuid: each.serial for uuid, each in machines.items()})
 
 
 class Unwalked(dict[SystemUuid, Pinned]):

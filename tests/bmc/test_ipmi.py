@@ -20,9 +20,8 @@ import pytest
 from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
 from gitboot.bmc.override_state import (
-    BootTarget,
-    Enabled,
     Observed,
     OperatorCondition,
     Override,
@@ -42,12 +41,12 @@ from gitboot.bmc.power_steps import (
     next_power,
 )
 from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.configuration import HERE, configured, give_credentials
 from tests.helpers.fleets import fleet, server, snapshot, uuid_of
@@ -59,8 +58,8 @@ UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
 LOOSE = configured(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
-INSTALL = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
-HTTP = replace(INSTALL, target=BootTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
+INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
+HTTP = replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
 
 needs_ipmitool = pytest.mark.skipif(
     shutil.which("ipmitool") is None and "CI" not in os.environ, reason="needs ipmitool: scripts/install-packages"
@@ -131,9 +130,9 @@ def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     [
         (INSTALL, "a0 04 00 00 00"),
         (replace(INSTALL, mode="Legacy"), "80 04 00 00 00"),
-        (replace(INSTALL, enabled=Enabled.CONTINUOUS), "e0 04 00 00 00"),
-        (replace(INSTALL, target=BootTarget.HDD), "a0 08 00 00 00"),
-        (replace(INSTALL, target=BootTarget.CD), "a0 14 00 00 00"),
+        (replace(INSTALL, enabled=OverrideEnabled.CONTINUOUS), "e0 04 00 00 00"),
+        (replace(INSTALL, target=OverrideTarget.HDD), "a0 08 00 00 00"),
+        (replace(INSTALL, target=OverrideTarget.CD), "a0 14 00 00 00"),
         (HTTP, "a0 04 00 00 00"),
     ],
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
@@ -223,6 +222,14 @@ def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyP
         _connection(6230).observe()
 
 
+def _pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Let a script stand for ipmitool."""
+    program = folder / "ipmitool"
+    program.write_text(f"#!/bin/sh\n{script}")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 FLAGS = "echo ' 01 05 00 00 00 00 00'; echo 'RAW RSP (7 bytes)' >&2\n"
 STATUS = "echo ' 01 00 00'; echo 'RAW RSP (3 bytes)' >&2\n"
 NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid command' >&2\n"
@@ -247,20 +254,14 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
 def test_what_is_no_answer(
     says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "ipmitool"
-    program.write_text(f"#!/bin/sh\n{says}")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _pretend(tmp_path, monkeypatch, says)
     with pytest.raises(error, match=why):
         _connection(6230).observe()
 
 
 def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "ipmitool"
     fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
-    program.write_text(f'#!/bin/sh\ncase "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    _pretend(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
     assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
 
 
@@ -299,7 +300,7 @@ class Asked:
     switching: Switching | None = None
     switches: dict[str, SwitchRecord] = field(default_factory=dict)
 
-    def once(self, *, crash: bool = False) -> Result:
+    def once(self, *, crash: bool = False) -> TaskResult:
         def write(record: OverrideRecord | SwitchRecord) -> None:
             if isinstance(record, SwitchRecord):
                 self.switches[record.reason] = record
@@ -314,7 +315,7 @@ class Asked:
         if self.wanted is not None:
             wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=self.wanted)
         access = BmcAccess(address="ipmi://127.0.0.1", system=None, credentials="rack", verify=True, ca=None)
-        job = Job(
+        job = BmcTask(
             server="web01",
             uuid=self.uuid,
             bmc=access,
@@ -323,7 +324,7 @@ class Asked:
             switching=self.switching,
             switches=tuple(self.switches.values()),
         )
-        return bring_about(self.bmc, job, write, lambda: self.at)
+        return OverrideSession(self.bmc, job, write, lambda: self.at).run()
 
     @property
     def state(self) -> State:
@@ -474,8 +475,7 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
         diffed = rack.typed("bmc", "diff", "--credentials", rack.credentials)
         assert f"{address}: Set System Boot Options: Once Pxe UEFI" in diffed.out
-        assert bytes(machine.flags) == bytes(5)
-        assert rack.once(*LOOSE, *rack.spooling).code == Exit.FINE
+        assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spooling).code) == (bytes(5), Exit.FINE)
         assert machine.flags.hex(" ") == "a0 04 00 00 00"
         shown = rack.typed("bmc", "get", "--credentials", rack.credentials)
         assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as wanted"))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, State
-from gitboot.bmc.step_runner import Outcome, Result
+from gitboot.bmc.identity import Another, CannotTell, Same, accept
+from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_state import Override, State
 from gitboot.model.scalars import SystemUuid
-from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
 from tests.helpers.redfish_double.faults import Status
@@ -25,20 +25,12 @@ UNSET = "03000200-0400-0500-0006-000700080009"
 DIRECT = replace(
     ONCE,
     override=Override(
-        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/install.efi"
+        enabled=OverrideEnabled.ONCE,
+        target=OverrideTarget.UEFI_HTTP,
+        mode="UEFI",
+        http_boot_uri="http://boot.test/install.efi",
     ),
 )
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: MakeRack) -> Rack:
-    return make_rack()
 
 
 def _swap_board(machine: Machine) -> None:
@@ -46,7 +38,7 @@ def _swap_board(machine: Machine) -> None:
     machine.uuid, machine.serial = OTHER, "CZ29200XYZ"
 
 
-def _condition(result: Result) -> str:
+def _condition(result: TaskResult) -> str:
     assert result.outcome is Outcome.STALLED
     return result.message.partition(":")[0]
 
@@ -96,19 +88,6 @@ def test_e25_a_person_can_accept_it(rack: Rack) -> None:
     assert (result.outcome, result.identified) == (Outcome.APPLIED, Same(accepted=True))
 
 
-@pytest.mark.parametrize(
-    ("uuid", "serial"),
-    [("00000000-0000-0000-0000-000000000000", ""), (UNSET, "To be filled by O.E.M."), ("", "0123456789")],
-)
-def test_e25_a_board_on_which_nobody_has_set_anything_is_allowed_with_a_warning(
-    rack: Rack, uuid: str, serial: str
-) -> None:
-    rack.machine.uuid, rack.machine.serial = uuid, serial
-    result = rack.bring_about(serial="J4JMO72")
-    assert result.outcome is Outcome.APPLIED
-    assert isinstance(result.identified, CannotTell)
-
-
 def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
     rack = make_rack(*(Machine(name, uuid=uuid_of(name), system=name) for name in ("web01", "web02")))
     for machine in rack.machines:
@@ -118,23 +97,6 @@ def test_e25_what_two_machines_show_is_nobodys(make_rack: MakeRack) -> None:
     results = [rack.bring_about(machine=machine) for machine in rack.machines]
     assert [type(result.identified) for result in results] == [CannotTell, CannotTell]
     assert {result.outcome for result in results} == {Outcome.APPLIED}
-
-
-def test_e25_who_it_is_costs_no_request(rack: Rack) -> None:
-    rack.bring_about(None)
-    assert [request.method for request in rack.server.service.requests] == ["GET"]
-
-
-def test_a_swapped_bmc_holds_until_what_it_shows_is_accepted(rack: Rack) -> None:
-    rack.bring_about(None)
-    rack.machine.serial = "CZ29200XYZ"  # the UUID is still the document's
-    result = rack.bring_about()
-    assert _condition(result) == "AnotherMachine"
-    assert "what the BMC shows has changed: serial" in result.message
-    assert isinstance(result.identified, IdentityChanged)
-    assert rack.machine.writes == []
-    rack.pins["web01"] = accept(rack.pins["web01"], at=rack.now)
-    assert rack.bring_about().outcome is Outcome.APPLIED
 
 
 def test_an_override_is_withdrawn_only_on_the_system_on_which_it_was_set(rack: Rack) -> None:
@@ -149,19 +111,11 @@ def test_an_override_is_withdrawn_only_on_the_system_on_which_it_was_set(rack: R
     assert (rack.machine.override["BootSourceOverrideEnabled"], _state(rack)) == ("Disabled", State.WITHDRAWN)
 
 
-def test_the_boot_of_another_machine_consumes_nothing(rack: Rack) -> None:
-    rack.bring_about()
-    _swap_board(rack.machine)
-    rack.boot()
-    rack.bring_about(None)
-    assert _state(rack) is State.CONFIRMED
-
-
 # E27: LastResetTime never moves, direct uki
 
 
 def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     for _ in range(4):
         rack.bring_about(DIRECT)
         rack.boot()
@@ -172,16 +126,15 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
 
 
 def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.records["web01"][ONCE.reason] = replace(rack.records["web01"][ONCE.reason], state=State.RECORDED)
     rack.boot()
-    assert _condition(rack.bring_about(DIRECT)) == "NeedsOperator"
-    assert len(rack.machine.writes) == 1
+    assert (_condition(rack.bring_about(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
 
 def test_e27_nor_after_a_window_that_interrupted_it(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=STUCK))
+    rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
     rack.boot()
     rack.bring_about(None)
@@ -190,37 +143,9 @@ def test_e27_nor_after_a_window_that_interrupted_it(make_rack: MakeRack) -> None
     assert [boot.target for boot in rack.machine.boots] == ["UefiHttp", "None"]
 
 
-# E28: a wrong password
-
-
-def test_e28_a_wrong_password_is_named_by_its_credentials(rack: Rack) -> None:
-    with rack.fleet() as fleet:
-        write_credentials(rack.folder, password="wrong")
-        fleet.submit([rack.job()])
-        (result,) = fleet.finished(wait_all=True).values()
-    assert _condition(result) == f"GET {rack.server.url}/redfish/v1/Systems/1".partition(":")[0]
-    assert '401: the BMC refuses the user name or password of credentials "rack"' in result.message
-    assert "session" not in result.message
-
-
-def test_e28_a_change_of_the_credentials_is_told(rack: Rack) -> None:
-    with rack.fleet() as fleet:
-        write_credentials(rack.folder, password="wrong")
-        job = rack.job()
-        fleet.submit([job])
-        (refused,) = fleet.finished(wait_all=True).values()
-        assert refused.credentials == fleet.fingerprint(job.bmc)
-        write_credentials(rack.folder)
-        assert refused.credentials != fleet.fingerprint(job.bmc)
-        fleet.submit([job])
-        (taken,) = fleet.finished(wait_all=True).values()
-        assert (taken.outcome, taken.credentials) == (Outcome.APPLIED, fleet.fingerprint(job.bmc))
-        (rack.folder / "rack" / "password").unlink()
-        assert fleet.fingerprint(job.bmc) is None
-
-
 # E34: a BMC's firmware update or factory reset: its clock goes to 1970, or to another offset
 
+Events = tuple[Callable[[Rack], object], ...]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TROUBLES: dict[str, Callable[[Machine], None]] = {
     "a factory reset": lambda machine: machine.restart_bmc(clock=EPOCH, forgets=True),
@@ -241,7 +166,7 @@ def _restart_and_set_clock(machine: Machine) -> None:
 def test_e34_what_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     make_rack: MakeRack, profile: Profile, trouble: str
 ) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+    rack = make_rack(profile=profile)
     rack.see_marks_move()
     rack.bring_about()
     set_once = len(rack.machine.writes)
@@ -254,39 +179,46 @@ def test_e34_what_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     assert (_state(rack), len(rack.machine.writes), result.outcome) == (State.LOST, set_once, Outcome.UNCHANGED)
 
 
-@pytest.mark.parametrize("hours", [9, -9])
-def test_e34_a_clock_that_was_set_makes_a_reset_unknown(rack: Rack, hours: int) -> None:
-    rack.bring_about()
-    rack.machine.set_clock(rack.machine.now + timedelta(hours=hours))
-    rack.boot()
-    rack.bring_about()
-    assert _state(rack) is State.LOST
+def _clock_at(year: int) -> Callable[[Rack], object]:
+    return lambda rack: rack.machine.set_clock(datetime(year, 1, 1, tzinfo=UTC))
 
 
-@pytest.mark.parametrize("year", [2003, 2099])
-def test_e34_a_clock_that_was_wrong_all_the_time_does_no_harm(rack: Rack, year: int) -> None:
-    rack.machine.set_clock(datetime(year, 1, 1, tzinfo=UTC))
-    rack.see_marks_move()
-    rack.bring_about()
-    rack.boot()
-    rack.bring_about()
-    assert _state(rack) is State.CONSUMED
+def _clock_set_by(hours: int) -> Callable[[Rack], object]:
+    return lambda rack: rack.machine.set_clock(rack.machine.now + timedelta(hours=hours))
 
 
-def test_e34_a_bmc_that_stands_in_1970_proves_no_boot_and_is_set_once(rack: Rack) -> None:
-    """Which is what BMCs show of what has never been, too."""
-    rack.machine.set_clock(datetime(1970, 1, 1, tzinfo=UTC))
-    rack.see_marks_move()
+def _hide_manager(rack: Rack) -> None:
+    rack.machine.profile = replace(GENERIC, manager=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "before", "after", "state"),
+    [
+        ("it was set", (), (_clock_set_by(9), Rack.boot), State.LOST),
+        ("it was set back", (), (_clock_set_by(-9), Rack.boot), State.LOST),
+        ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), State.CONSUMED),
+        ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), State.CONSUMED),
+        # Which is what BMCs show of what has never been, too.
+        ("it stands in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), State.LOST),
+        ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), State.LOST),
+        ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), State.CONSUMED),
+    ],
+)
+def test_e34_what_a_boot_proves_by_the_clock_of_a_bmc(
+    rack: Rack, case: str, before: Events, after: Events, state: State
+) -> None:
+    for event in before:
+        event(rack)
     rack.bring_about()
-    for _ in range(3):
-        rack.boot()
+    for event in after:
+        event(rack)
         rack.bring_about()
-        assert (_state(rack), len(rack.machine.writes)) == (State.LOST, 1)
+    assert (_state(rack), len(rack.machine.writes)) == (state, 1), case
 
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
 def test_e34_an_honest_reset_still_counts_as_one(make_rack: MakeRack, profile: Profile) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+    rack = make_rack(profile=profile)
     rack.bring_about()
     rack.boot()
     rack.wait(60)
@@ -302,16 +234,7 @@ def test_e34_the_clock_is_read_only_where_something_is_set_or_gone(rack: Rack) -
         rack.server.service.requests.clear()
         rack.bring_about(ONCE if read else None)
         read.append(sum("/Managers/" in request.path for request in rack.server.service.requests))
-    assert read == [0, 0, 0, 1]
-    assert rack.machine.requests[0].at == STARTED
-
-
-def test_e34_a_manager_that_cannot_be_read_is_a_bmc_without_a_clock(rack: Rack) -> None:
-    rack.machine.profile = replace(GENERIC, manager=False)
-    rack.bring_about()
-    rack.boot()
-    rack.bring_about()
-    assert _state(rack) is State.CONSUMED
+    assert (read, rack.machine.requests[0].at) == ([0, 0, 0, 1], STARTED)
 
 
 # Answers that are none yet
@@ -397,17 +320,6 @@ def test_what_ends_an_override_while_the_system_comes_up_is_not_known(rack: Rack
 
 
 # E36: two fleets or instances know one machine
-
-
-def test_e36_what_another_instance_has_set_is_a_condition_and_no_correction(rack: Rack) -> None:
-    rack.bring_about(DIRECT)
-    ours, rack.records = rack.records, {}
-    result = rack.bring_about()
-    assert _condition(result) == "ForeignOverride"
-    assert "Once UefiHttp http://boot.test/install.efi" in result.message
-    assert (len(rack.machine.writes), rack.written[2:]) == (1, [])
-    rack.records = ours
-    assert rack.bring_about(DIRECT).outcome is Outcome.UNCHANGED
 
 
 def test_e36_what_somebody_else_has_set_is_booted_first(rack: Rack) -> None:

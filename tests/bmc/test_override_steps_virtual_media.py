@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import (
-    BootTarget,
-    Enabled,
     MediumState,
     OperatorCondition,
     Override,
@@ -18,10 +17,8 @@ from gitboot.bmc.override_state import (
     State,
     Wanted,
 )
-from gitboot.bmc.step_runner import Outcome
-from tests.helpers.bmcs import MakeRack, Rack, racks
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import MakeRack, Rack
 from tests.helpers.redfish_double.faults import Drop
 from tests.helpers.redfish_double.media import Drive, Drives
 from tests.helpers.redfish_double.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
@@ -31,7 +28,7 @@ ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody
 DISC = Wanted(
     reason="provision/1",
     plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO),
+    override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
 )
 DATA = "http://boot.test/media/4c4c4544/user-data.iso"
 BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
@@ -40,13 +37,10 @@ WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is n
 
 
 @pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-def _rack(make_rack: MakeRack, profile: Profile = GENERIC) -> Rack:
-    return make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
+def inserted(rack: Rack) -> Rack:
+    """A rack whose machine has the disc in a drive, and its override."""
+    rack.bring_about(DISC)
+    return rack
 
 
 def _disc(rack: Rack) -> Drive:
@@ -64,7 +58,7 @@ def _medium(rack: Rack) -> MediumState | None:
 
 @pytest.mark.parametrize("name", WITH_DRIVES)
 def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
-    rack = _rack(make_rack, PROFILES[name])
+    rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(DISC)
     assert result.outcome is Outcome.APPLIED, result.message
     assert [state for _, state, _ in rack.written] == [State.INSERTED, State.RECORDED, State.CONFIRMED]
@@ -83,22 +77,20 @@ def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rac
     assert [each.medium for each in rack.machine.boots] == [ISO, None]
 
 
-def test_what_is_done_with_media_is_read_no_more(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    rack.boot()
+def test_what_is_done_with_media_is_read_no_more(inserted: Rack) -> None:
+    inserted.boot()
     for _ in range(2):
-        rack.bring_about(None)
-    before = len(rack.server.service.requests)
-    rack.bring_about(None)
-    assert len(rack.server.service.requests) == before + 1
+        inserted.bring_about(None)
+    before = len(inserted.server.service.requests)
+    inserted.bring_about(None)
+    assert len(inserted.server.service.requests) == before + 1
 
 
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
 def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
     make_rack: MakeRack, profile: Profile
 ) -> None:
-    rack = _rack(make_rack, profile)
+    rack = make_rack(profile=profile)
     rack.bring_about(DISC)
     rack.bring_about(None)
     assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
@@ -109,16 +101,16 @@ def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
     assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
 
 
-@pytest.mark.parametrize("target", [BootTarget.CD, BootTarget.PXE])
+@pytest.mark.parametrize("target", [OverrideTarget.CD, OverrideTarget.PXE])
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
 def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
-    make_rack: MakeRack, profile: Profile, target: BootTarget
+    make_rack: MakeRack, profile: Profile, target: OverrideTarget
 ) -> None:
-    rack = _rack(make_rack, profile)
+    rack = make_rack(profile=profile)
     rack.bring_about(DISC)
     rack.machine.requests.clear()
     rack.server.service.requests.clear()
-    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is BootTarget.CD else None)
+    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None)
     assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
@@ -129,23 +121,92 @@ def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
     assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
 
 
-def fit_target(profile: Profile, target: BootTarget) -> str:
-    return profile.boots_cd_as if target is BootTarget.CD else target
+def fit_target(profile: Profile, target: OverrideTarget) -> str:
+    return profile.boots_cd_as if target is OverrideTarget.CD else target
 
 
-def test_a_machine_that_is_off_keeps_no_medium(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    rack.boot()
-    rack.bring_about(None, keeps=(ISO,))
+def _swap(image: str | None) -> Callable[[Rack], object]:
+    """What somebody else leaves in the drive, long before anybody looks again."""
+
+    def swap(rack: Rack) -> None:
+        _disc(rack).image = image
+        rack.wait(600)
+
+    return swap
+
+
+def _want(wanted: Wanted | None, **more: Any) -> Callable[[Rack], object]:
+    return lambda rack: rack.bring_about(wanted, **more)
+
+
+def _switch_off(rack: Rack) -> None:
     rack.machine.reset("ForceOff")
-    rack.bring_about(None, keeps=(ISO,))
-    assert _disc(rack).image is None
 
 
-@pytest.mark.parametrize("wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=Enabled.CONTINUOUS))])
-def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(make_rack: MakeRack, wanted: Wanted) -> None:
-    rack = _rack(make_rack)
+NEWER = replace(DISC, override=replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
+WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keeps=(ISO,))
+GONE = MediumState.EJECTED
+
+
+@pytest.mark.parametrize(
+    ("case", "events", "lies", "ejected", "medium", "state"),
+    [
+        (
+            "its boot was given, and it was switched off",
+            (WANT, Rack.boot, GIVEN, _switch_off, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        # The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more.
+        (
+            "a reset ends its use, whenever its boot was read",
+            (WANT, Rack.boot, GIVEN, Rack.boot, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, State.WITHDRAWN),
+        ("it lay there before, and is not ours to eject", (_swap(ISO), WANT, END), ISO, [], None, State.WITHDRAWN),
+        (
+            "somebody ejects it while its override stands",
+            (WANT, _swap(None), WANT),
+            ISO,
+            [],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+        (
+            "a newer image takes its place",
+            (WANT, _want(NEWER)),
+            NEWER.override.medium,
+            [ISO],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+    ],
+)
+def test_what_lies_in_a_drive_in_the_end(
+    rack: Rack,
+    case: str,
+    events: tuple[Callable[[Rack], object], ...],
+    lies: str | None,
+    ejected: list[str],
+    medium: MediumState | None,
+    state: State,
+) -> None:
+    for event in events:
+        event(rack)
+    assert (_disc(rack).image, _disc(rack).ejected) == (lies, ejected), case
+    assert (_medium(rack), _record(rack).state) == (medium, state), case
+
+
+@pytest.mark.parametrize(
+    "wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
+)
+def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: Wanted) -> None:
     _disc(rack).image = OTHERS
     result = rack.bring_about(wanted)
     assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
@@ -153,39 +214,21 @@ def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(make_rack: Mak
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
 
 
-def test_a_medium_that_somebody_has_put_in_the_place_of_ours_is_not_ejected(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    _disc(rack).image = OTHERS
-    rack.wait(600)
-    rack.bring_about(None)
-    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (OTHERS, [], MediumState.EJECTED)
-
-
-def test_an_image_that_lay_there_before_is_booted_and_is_not_ours_to_eject(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    _disc(rack).image = ISO
-    rack.bring_about(DISC)
-    rack.bring_about(None)
-    assert (_disc(rack).image, _record(rack).state, _record(rack).medium) == (ISO, State.WITHDRAWN, None)
-
-
-def test_somebody_elses_override_keeps_a_medium_out(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
+def test_somebody_elses_override_keeps_a_medium_out(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
     assert rack.bring_about(DISC).asks is OperatorCondition.FOREIGN_OVERRIDE
     assert _disc(rack).image is None
 
 
 def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack, STUCK)
+    rack = make_rack(profile=STUCK)
     result = rack.bring_about(DISC)
     assert (result.asks, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
     assert "no slot for a CD" in result.message
 
 
 def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack, ILO6)
+    rack = make_rack(profile=ILO6)
     _disc(rack).shows_late = True
     for _ in range(2):
         assert rack.bring_about(DISC).outcome is Outcome.WAITING
@@ -195,32 +238,13 @@ def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     assert _record(rack).state is State.CONFIRMED
 
 
-def test_a_medium_that_somebody_ejects_is_inserted_again_while_its_override_stands(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    _disc(rack).image = None
-    rack.wait(600)
-    rack.bring_about(DISC)
-    assert (_disc(rack).image, _record(rack).state, len(rack.machine.writes)) == (ISO, State.CONFIRMED, 1)
-
-
-def test_a_consumed_boot_gets_no_medium_again(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    rack.boot()
-    rack.bring_about(DISC)
-    _disc(rack).image = None
-    rack.wait(600)
-    rack.bring_about(DISC)
-    assert (_record(rack).state, _disc(rack).image) == (State.CONSUMED, None)
-
-
-def test_another_image_for_the_same_reason_takes_the_place_of_the_first(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    newer = ISO.replace("1.iso", "2.iso")
-    rack.bring_about(replace(DISC, override=replace(DISC.override, medium=newer)))
-    assert (_disc(rack).image, _disc(rack).ejected, _record(rack).override.medium) == (newer, [ISO], newer)
+def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
+    inserted.boot()
+    inserted.bring_about(DISC)
+    _disc(inserted).image = None
+    inserted.wait(600)
+    inserted.bring_about(DISC)
+    assert (_record(inserted).state, _disc(inserted).image) == (State.CONSUMED, None)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +253,7 @@ def test_another_image_for_the_same_reason_takes_the_place_of_the_first(make_rac
 def test_the_protocol_is_told_to_those_that_list_it(
     make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
 ) -> None:
-    rack = _rack(make_rack, AMI)
+    rack = make_rack(profile=AMI)
     _disc(rack).protocols = protocols
     rack.bring_about(DISC)
     [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
@@ -248,7 +272,7 @@ def _sent(rack: Rack) -> list[str]:
 
 @pytest.mark.parametrize("name", WITH_DRIVES)
 def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
-    rack = _rack(make_rack, PROFILES[name])
+    rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(BOTH)
     assert result.outcome is Outcome.APPLIED, result.message
     assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
@@ -266,26 +290,13 @@ def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack:
     assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
 
 
-def test_a_reset_ends_the_use_of_a_medium_whenever_its_boot_was_read(make_rack: MakeRack) -> None:
-    """The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more."""
-    rack = _rack(make_rack)
-    rack.bring_about(DISC)
-    rack.boot()
-    rack.bring_about(None, keeps=(ISO,))
-    rack.boot()
-    rack.bring_about(None, keeps=(ISO,))
-    assert _disc(rack).image is None
-
-
-def test_of_two_drives_for_cds_the_first_boots(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
+def test_of_two_drives_for_cds_the_first_boots(rack: Rack) -> None:
     rack.machine.drives[0].types = ("CD", "DVD")
     rack.bring_about(BOTH)
     assert _lying(rack) == [ISO, DATA]
 
 
-def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
+def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> None:
     rack.machine.drives[0].types = ("Floppy",)
     result = rack.bring_about(BOTH)
     assert (result.asks, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
@@ -295,8 +306,7 @@ def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(make_rack: MakeRa
 
 
 @pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
-def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(make_rack: MakeRack, taken: int) -> None:
-    rack = _rack(make_rack)
+def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(rack: Rack, taken: int) -> None:
     drive = rack.machine.drives[taken]
     drive.image = OTHERS
     result = rack.bring_about(BOTH)
@@ -305,8 +315,7 @@ def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(make_
     assert [each for each in _lying(rack) if each is not None] == [OTHERS]
 
 
-def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack)
+def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack: Rack) -> None:
     rack.bring_about(BOTH)
     rack.server.service.requests.clear()
     newer = DATA.replace("4c", "5d")
@@ -336,7 +345,7 @@ CRASHES = [  # in an order in which those next to each other differ little
 def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
 ) -> None:
-    rack = _rack(make_rack, profile)
+    rack = make_rack(profile=profile)
     count, write = 0, rack.write
 
     def killing(uuid: object, record: OverrideRecord) -> None:
@@ -365,7 +374,7 @@ def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeRack, applied: bool) -> None:
-    rack = _rack(make_rack, OPENBMC)
+    rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
     assert rack.bring_about(DISC).outcome is Outcome.WAITING
     assert (_disc(rack).image == ISO, _record(rack).state) == (applied, State.INSERTED)
@@ -375,7 +384,7 @@ def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeR
 
 
 def test_a_dry_run_shows_the_post_and_sends_none(make_rack: MakeRack) -> None:
-    rack = _rack(make_rack, IDRAC9)
+    rack = make_rack(profile=IDRAC9)
     result = rack.bring_about(DISC, dry_run=True)
     action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
     assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'

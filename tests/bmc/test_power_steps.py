@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
+from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_state import AskOperator, Observed, Override, OverrideRecord, State, Wait
 from gitboot.bmc.power_steps import (
-    SHUTDOWN,
     AskForReset,
-    DoubtSwitch,
-    HoldSwitch,
     Manner,
     NoteSwitch,
     ResetType,
@@ -28,19 +21,16 @@ from gitboot.bmc.power_steps import (
     next_switch,
 )
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.bmc.step_runner import Outcome
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Drop, Status
-from tests.helpers.redfish_double.profiles import GENERIC, SUPERMICRO_X10
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.profiles import GENERIC
 
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)
-PXE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE)
+PXE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)
 RAN = Marks(
     last_reset_time="2026-11-17T12:00:00Z",
     boot_progress="OSRunning",
@@ -60,7 +50,7 @@ def seen(**more: Any) -> Observed:
 
 
 OFF = seen(power="Off", runs_os=False, marks=replace(RAN, settled=False, boot_progress="None"))
-GONE = Override(enabled=Enabled.DISABLED, target=BootTarget.NONE)
+GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
 def overridden(state: State = State.CONFIRMED, **more: Any) -> OverrideRecord:
@@ -80,9 +70,9 @@ def kind(step: SwitchStep) -> str:
             return f"ask {record.type}"
         case NoteSwitch(record=record):
             return f"note {record.state}"
-        case DoubtSwitch(condition=condition):
+        case AskOperator(condition=condition):
             return f"doubt {condition}"
-        case HoldSwitch():
+        case Wait():
             return "hold"
     return "leave"
 
@@ -95,7 +85,6 @@ GENTLY = ResetType.GRACEFUL_RESTART
 @for_each(
     ("case", "wanted", "record", "observed", "step"),
     [
-        ("nothing is wanted", None, None, seen(), "leave"),
         ("it runs, its override stands, and it is its turn", RESTART, None, seen(), "ask ForceRestart"),
         ("the same, gracefully", GRACEFUL, None, seen(), "ask GracefulRestart"),
         (
@@ -163,7 +152,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
     ],
 )
 def test_what_comes_next(
-    case: str, wanted: Switching | None, record: SwitchRecord | None, observed: Observed, step: str
+    case: str, wanted: Switching, record: SwitchRecord | None, observed: Observed, step: str
 ) -> None:
     found = next_switch(
         wanted=wanted, record=record, observed=observed, overrides=[overridden()], at=NOON, identified=Same()
@@ -208,28 +197,10 @@ def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
         )
         return kind(found)
 
-    assert step(frozenset()) == "doubt NeedsOperator"
-    assert step(frozenset({"last_reset_time"})) == "note Refused"
+    assert (step(frozenset()), step(frozenset({"last_reset_time"}))) == ("doubt NeedsOperator", "note Refused")
 
 
 # At a BMC
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[Callable[..., Rack]]:
-    with ExitStack() as stack:
-
-        def make(**given: Any) -> Rack:
-            machine = Machine(**given)
-            server = stack.enter_context(RedfishServer(Service(machine, credentials={USER: PASSWORD})))
-            return Rack(server=server, machines=[machine], folder=tmp_path)
-
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: Callable[..., Rack]) -> Rack:
-    return make_rack()
 
 
 FIRST = Switching(reason="power/check/1", manner=Manner.RESTART, override=ONCE.reason, now=True)
@@ -247,24 +218,24 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
     for _ in range(3):
         rack.bring_about(switching=FIRST)
         rack.wait(31)
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, SwitchState.BACK)
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, SwitchState.BACK)
     assert rack.machine.boots[-1].target == "Pxe"
 
 
-def test_what_an_action_info_allows_is_asked_for(make_rack: Callable[..., Rack]) -> None:
+def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert rack.bring_about(switching=replace(FIRST, manner=Manner.GRACEFUL_RESTART)).outcome is Outcome.APPLIED
-    assert rack.switches["m1"]["power/check/1"].type is ResetType.POWER_CYCLE
+    assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
     assert rack.machine.resets == 1
 
 
 def test_an_answer_that_is_lost_is_judged_by_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
     assert rack.bring_about(switching=FIRST).outcome is Outcome.WAITING
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, RECORDED)
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
     rack.wait(600)
     rack.bring_about(switching=FIRST)
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, SwitchState.BACK)
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, SwitchState.BACK)
 
 
 def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Rack) -> None:
@@ -274,17 +245,7 @@ def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Ra
     assert rack.machine.resets == 0  # it may still be on its way
     rack.wait(61)
     rack.bring_about(switching=FIRST)
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].state) == (1, ASKED)
-
-
-def test_where_nothing_proves_it_a_person_is_asked(make_rack: Callable[..., Rack]) -> None:
-    rack = make_rack(profile=SUPERMICRO_X10)
-    rack.server.fault(Drop(applied=False), on="POST", times=1)
-    rack.bring_about(switching=FIRST)
-    rack.wait(61)
-    result = rack.bring_about(switching=FIRST)
-    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.NEEDS_OPERATOR)
-    assert rack.machine.resets == 0
+    assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
 def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> None:
@@ -292,21 +253,6 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
     assert rack.bring_about(switching=FIRST).outcome is Outcome.STALLED
     rack.wait(61)
     assert rack.bring_about(switching=FIRST).outcome is Outcome.APPLIED
-    assert rack.machine.resets == 1
-
-
-def test_a_system_that_does_not_shut_down_is_restarted_after_all(rack: Rack) -> None:
-    rack.machine.obeys = False
-    gently = replace(FIRST, manner=Manner.GRACEFUL_RESTART)
-    rack.bring_about(switching=gently)
-    rack.wait(SHUTDOWN.total_seconds() - 1)
-    rack.bring_about(switching=gently)
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].type) == (0, GENTLY)
-    rack.wait(1)
-    rack.bring_about(switching=gently)
-    assert (rack.machine.resets, rack.switches["m1"]["power/check/1"].type) == (1, ResetType.FORCE_RESTART)
-    rack.wait(SHUTDOWN.total_seconds())
-    rack.bring_about(switching=gently)
     assert rack.machine.resets == 1
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gitboot.bmc.reboot_detection import Marks, Reset, with_clock
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, with_clock
 from tests.helpers.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -51,6 +51,12 @@ def _last_reset(time: str) -> Marks:
         ("there never was a clock", NO_CLOCK, replace(RESET, bmc_time=None), Reset.SEEN),
         ("the same, and a mark moved back", NO_CLOCK, replace(RESET, last_reset_time="2026-11-10"), Reset.UNKNOWN),
         ("nothing moved", SET, SET, Reset.RULED_OUT),
+        ("nothing moved, but it was in POST", replace(SET, settled=False), SET, Reset.UNKNOWN),
+        ("it was in POST, and moved", replace(SET, settled=False), RESET, Reset.SEEN),
+        ("no mark is shown any more", NO_CLOCK, NO_MARKS, Reset.UNKNOWN),
+        ("none was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
+        ("none was ever shown", replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
+        ("one of two was shown", replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
     ],
 )
 def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks, reset: Reset) -> None:

@@ -136,8 +136,7 @@ def test_what_is_not_as_described(
 
 def test_a_name_is_no_other_documents() -> None:
     found = replace(_found("new", A), shown=Shown(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3"))
-    assert name_for(found, ()) == "7m2-xkq3"
-    assert name_for(found, {"7m2-xkq3", "7m2-xkq3-2"}) == "7m2-xkq3-3"
+    assert (name_for(found, ()), name_for(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
     nameless = replace(found, shown=replace(found.shown, serial="To be filled"))
     assert name_for(nameless, ()) == f"server-{uuid_of('new')[:8]}"
     dell = replace(found, maker="Dell Inc.", shown=replace(found.shown, sku="F54P1G3"))

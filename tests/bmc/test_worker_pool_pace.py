@@ -84,5 +84,4 @@ def test_it_never_comes_to_a_stop() -> None:
 
 def test_a_way_that_has_become_longer_for_good_is_not_held_against_it() -> None:
     pace = rounds(Pace.upto(64), *[0.01] * 5)
-    assert rounds(pace, *[0.4] * 3).limit == 8
-    assert rounds(pace, *[0.4] * 60).limit == 64
+    assert (rounds(pace, *[0.4] * 3).limit, rounds(pace, *[0.4] * 60).limit) == (8, 64)

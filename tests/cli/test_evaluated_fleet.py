@@ -27,6 +27,7 @@ COMMANDS = (
     ("plan", "--server", "web01", *AT),
     ("explain", "web01", "-o", "json", *AT),
     ("diff", "HEAD..WORKTREE", "-o", "json"),
+    ("validate", *AT),  # by what the first of these commands stored
 )
 EDITS = {
     "nothing": {},
@@ -36,6 +37,10 @@ EDITS = {
         "web79.yaml": server(
             "web79", "role: web", spec="pin: {image: flatcar-1, reason: CHG-1, until: '2026-11-01T00:00:00Z'}"
         )
+    },
+    "servers without a policy, which is a warning": {
+        "00.yaml": FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, "),
+        "lone.yaml": server("lone"),
     },
     "two policies of one priority": {"tie.yaml": TIE},
     "an identity that is taken": {"web78.yaml": server("web78").replace(uuid_of("web78"), uuid_of("web01"))},
@@ -157,20 +162,3 @@ def test_only_files_of_the_fleet_are_read_and_each_time_anew(
     os.utime(work.path / WEB01, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (work.path / WEB01).stat().st_size == before.st_size
     assert typed("plan", "-o", "json", *AT) != first
-
-
-def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
-    work.write(EDITS["a pin whose deadline is past"])
-    first = typed("validate", *AT)
-    assert first.code == 0 and "GB2016" in first.out
-    assert typed("validate", *AT) == first
-
-
-def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
-    lenient = FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")
-    work.write({"00.yaml": lenient, "lone.yaml": server("lone"), "other.yaml": server("other")})
-    assert typed("validate").out.count("GB2010") == 2
-    work.write({"other.yaml": server("other", "role: web"), "web02.yaml": server("web02", "role: web")})
-    told = typed("validate")
-    assert told == typed("validate", "--no-cache")
-    assert told.out.count("GB2010") == 1 and told.out.startswith("lone.yaml")

@@ -157,15 +157,7 @@ def test_help_has_each_command_on_a_line_of_its_own(width: int, monkeypatch: pyt
     lines = captured("--help").stdout.splitlines()
     commands = [line.split()[0] for line in lines if re.match(r"  [a-z][a-z-]* +[A-Z].*\.$", line)]
     assert commands == COMMANDS and max(map(len, lines)) < width
-
-
-def test_help_shows_every_command_with_what_it_is_for(gitboot: Run) -> None:
-    done = gitboot("--help")
-    words = " ".join(done.out.split())
-    assert done.code == Exit.FINE
-    for name in COMMANDS:
-        assert re.search(rf" {name} [A-Z][^.]+\.", words), name
-    assert gitboot("-h") == done
+    assert captured("-h").stdout.splitlines() == lines
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -247,38 +239,6 @@ def test_a_variable_that_0_1_0_had_is_rejected(
     monkeypatch.setenv(variable, "x")
     done = gitboot(*typed.split())
     assert (done.code, f"variable {variable} is not read any more; use {successor}" in done.err) == (Exit.USAGE, True)
-
-
-def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None:
-    done = gitboot("plan", fleet, "--format", "table")
-    assert (done.code, "'table' is none of text" in done.err) == (Exit.USAGE, True), done
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("plna", "did you mean plan?"),
-        ("validat", "did you mean validate?"),
-        ("statsu", "did you mean status?"),
-        ("stop", "type `gitboot stop-installs`"),
-        ("timeline", "type `gitboot plan --timeline SERVER`"),
-        ("schema", "type `gitboot explain KIND -o json`"),
-        ("hub", "type `gitboot status` at each site, or watch all sites with Prometheus"),
-        ("version", "type `gitboot --version`"),
-        ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
-        ("pull", "There is no command 'pull'; gitboot --help lists them"),
-    ],
-)
-def test_a_mistyped_command_is_answered_with_the_near_one(gitboot: Run, typed: str, said: str) -> None:
-    done = gitboot(typed)
-    assert done.code == Exit.USAGE
-    assert said in done.err
-    assert ("Did you mean" in done.err) is ("Did you mean" in said)
-
-
-def test_a_mistyped_option_is_answered_with_the_near_one(gitboot: Run) -> None:
-    done = gitboot("plan", "--recods", "fresh")
-    assert (done.code, "--records" in done.err) == (Exit.USAGE, True)
 
 
 # Exit codes
@@ -396,6 +356,16 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
+        ("plna", 64, "did you mean plan?"),
+        ("stop", 64, "type `gitboot stop-installs`"),
+        ("timeline", 64, "type `gitboot plan --timeline SERVER`"),
+        ("schema", 64, "type `gitboot explain KIND -o json`"),
+        ("hub", 64, "type `gitboot status` at each site, or watch all sites with Prometheus"),
+        ("version", 64, "type `gitboot --version`"),
+        ("xyzzy", 64, "There is no command 'xyzzy'; gitboot --help lists them"),
+        ("pull", 64, "There is no command 'pull'; gitboot --help lists them"),
+        ("plan --recods fresh", 64, "--records"),
+        ("plan {fleet} --format table", 64, "'table' is none of text"),
         ("validate {missing}", 64, "is not a directory"),
         ("validate {file}", 64, "is not a directory"),
         ("validate {empty}", 3, "GB2001: the repository has no document of kind Fleet"),
@@ -416,6 +386,11 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --records {empty}", 64, "no exported records are in it"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2"),
+        (
+            "plan {fleet} --server web01 -l role=db -o json",
+            64,
+            "no server among web01 has the labels role=db; the fleet has 2",
+        ),
         ("plan {fleet} -l ,", 64, "-l ,: "),
         ("plan {fleet} -l a~b", 64, "-l a~b: "),
         ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),
@@ -551,6 +526,8 @@ def test_plan_shows_what_each_server_boots(gitboot: Run, fleet: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ("--at 0001-01-01T00:00:00Z --records fresh", "Network Disk"),
+        ("--at 9999-12-31T23:59:59Z --records fresh", "Network Disk"),
         ("--at 2026-11-20T21:59:59Z", "Disk Disk"),
         ("--at 2026-11-20T22:00:00Z", "Maintenance Disk"),
         ("--at 2026-11-21T05:00:00+02:00", "Maintenance Disk"),
@@ -694,14 +671,8 @@ def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
 def test_explain_narrows_to_a_field_in_text_and_json(gitboot: Run, fleet: Path, field: str, fields: list[str]) -> None:
     arguments = ("explain", "web01", field, "--path", fleet, "--at", NOON, "--records", "fresh")
     assert [row[0] for row in gitboot(*arguments).rows] == fields
-    assert [reason["field"] for reason in gitboot(*arguments, "-o", "json").json["reasons"]] == fields
-
-
-def test_explain_names_who_wrote_a_field_and_where(gitboot: Run, fleet: Path) -> None:
-    done = gitboot("explain", "web01", "image", "--path", fleet, "--at", NOON, "--records", "fresh")
-    assert done.rows == [["image", "flatcar-1", "R4", "the profile names it"]]
-    path, line, column = done.out.splitlines()[2].split()[0].split(":")
-    assert (fleet / path).read_text().splitlines()[int(line) - 1][int(column) - 1 :].startswith("flatcar-1")
+    reasons = gitboot(*arguments, "-o", "json").json["reasons"]
+    assert [(reason["field"], reason["commit"]) for reason in reasons] == [(each, None) for each in fields]
 
 
 def test_explain_gives_the_meaning_of_a_code_in_any_case(gitboot: Run) -> None:

@@ -16,12 +16,11 @@ from gitboot.ledger import instance_tables
 from gitboot.problems import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
-from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server
+from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
 from tests.helpers.instance_process import Repository, git
 from tests.helpers.redfish_double.certificates import authority_until
 
-NOON = at("20T12:00")
 STORES = ("flatcar-1", "flatcar-2")
 
 
@@ -55,20 +54,9 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
         yield parts
 
 
-def approve(parts: Parts, digest: str, guards: Iterable[str]) -> None:
-    instance_tables.give(
-        parts.ledger, NOON, "op", "approve", {"digest": digest, "guards": list(guards), "reason": "planned"}
-    )
-
-
-def turn(parts: Parts, seconds: float = 0) -> None:
-    """Fetch and do a pass."""
-    parts.source.fetch()
-    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-
-
-def applied(parts: Parts) -> str | None:
-    return parts.reconciler.status.applied
+def approve(parts: Parts, digest: str, guards: Iterable[str]) -> int:
+    facts = {"digest": digest, "guards": list(guards), "reason": "planned"}
+    return instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
 
 
 def held(parts: Parts) -> Held:
@@ -108,8 +96,9 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
         turn(parts, 1)
         assert applied(parts) != commit
     assert held(parts).guards == ("maxUpdatePercent",)
-    approve(parts, digest, ["maxUpdatePercent"])
+    number = approve(parts, digest, ["maxUpdatePercent"])
     turn(parts, 2)
+    assert "maxUpdatePercent acknowledged" in (instance_tables.outcome(parts.ledger, number) or "")
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
 
@@ -122,8 +111,7 @@ def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes
         repository.push(documents("flatcar-2"))
         turn(parts)
     digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
-    facts = {"digest": digest, "guards": ["maxDeletes"], "reason": "planned"}
-    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
+    number = approve(parts, digest, ["maxDeletes"])
     turn(parts, 1)
     assert (instance_tables.outcome(parts.ledger, number) or "").startswith("refused: ")
     assert parts.reconciler.standing.knowledge.approvals == {}
@@ -155,18 +143,6 @@ def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, rep
     turn(parts, 3)
     assert applied(parts) != again
     assert "maxReinstalls" in held(parts).guards
-
-
-def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
-    tmp_path: Path, parts: Parts, repository: Repository
-) -> None:
-    commit = repository.push(documents("flatcar-2"))
-    turn(parts)
-    facts = {"digest": held(parts).digest, "guards": list(held(parts).guards), "reason": "planned"}
-    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
-    turn(parts, 1)
-    assert applied(parts) == commit
-    assert "maxReinstalls, maxUpdatePercent acknowledged" in (instance_tables.outcome(parts.ledger, number) or "")
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
@@ -204,20 +180,6 @@ def test_one_more_change_voids_an_acknowledgement(parts: Parts, repository: Repo
     turn(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "GuardTripped"))
     assert any("something was changed since" in event.message for event in parts.events)
-
-
-def test_a_window_over_the_whole_fleet_opens_and_is_not_held(parts: Parts, repository: Repository) -> None:
-    """Guards judge the commit that brings a maintenance, not the hour at which its window opens."""
-    window = maintenance("repair", "20T13:00 20T14:00", "networkBoot: Always")
-    more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
-    commit = repository.push(documents("flatcar-1", *more))
-    turn(parts)
-    approve(parts, held(parts).digest, held(parts).guards)
-    turn(parts, 1)
-    assert applied(parts) == commit
-    turn(parts, 3601)
-    assert dict(parts.reconciler.status.phases) == {"Maintenance": 12}
-    assert parts.reconciler.status.held is None
 
 
 def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_installed(tmp_path: Path) -> None:
@@ -307,28 +269,12 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     turn(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
     assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
-
-
-def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:
-    before = applied(parts)
-    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
-    commit = repository.push(documents(servers=13))
-    turn(parts, 1)
-    assert applied(parts) == before
-    instance_tables.give(parts.ledger, NOON, "op", "resume", {})
-    turn(parts, 2)
+    newest = repository.push(documents(servers=14))
+    turn(parts, 302)
     assert applied(parts) == commit
-
-
-def test_a_commit_without_servers_and_a_rewound_branch_are_held(parts: Parts, repository: Repository) -> None:
-    repository.push(documents(servers=0))
-    turn(parts)
-    assert "allowEmpty" in held(parts).guards
-    git(repository.work, "reset", "-q", "--hard", "HEAD~1")
-    git(repository.work, "commit", "-q", "--amend", "-m", "Rewritten")
-    git(repository.work, "push", "-qf", "origin", "main")
-    turn(parts, 1)
-    assert held(parts).guards == ("allowRewind",)
+    instance_tables.give(parts.ledger, NOON, "op", "resume", {})
+    turn(parts, 303)
+    assert applied(parts) == newest
 
 
 def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts, repository: Repository) -> None:
@@ -376,18 +322,6 @@ def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str])
     return found
 
 
-def test_e19_two_merges_in_one_poll_are_accepted_each_by_its_own_lines(
-    tmp_path: Path, parts: Parts, repository: Repository
-) -> None:
-    for provision in (1, 2):
-        files = documents(provision=provision)
-        found = acknowledging(tmp_path, repository, files)
-        commit = repository.push(files, f"Raise to {provision}\n\n{found}")
-    turn(parts, 1)
-    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
-    assert [event.facts["commit"] for event in parts.events if event.type == "Acknowledged"][-1] == commit
-
-
 @pytest.mark.parametrize("is_acknowledged", [True, False])
 def test_e19_a_merge_of_several_branches_is_one_step_and_heeds_what_each_of_them_says(
     tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
@@ -433,19 +367,6 @@ def test_e19_a_merge_that_nobody_acknowledged_holds_those_after_it_and_none_befo
     assert second != first
 
 
-def test_e19_it_comes_to_the_same_after_a_downtime(tmp_path: Path, repository: Repository) -> None:
-    """A merge that moves a window is acknowledged; with the next one, that nobody has to, its digest is another."""
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        turn(parts)
-    files = documents(provision=1)
-    repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
-    last = repository.push(documents(servers=13, provision=1), "One more")
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        turn(parts, 1)
-        turn(parts, 2)
-        assert (applied(parts), parts.reconciler.status.held) == (last, None)
-
-
 def test_e19_commits_before_an_invalid_one_are_accepted_and_it_joins_the_next(
     parts: Parts, repository: Repository
 ) -> None:
@@ -471,28 +392,6 @@ def test_e19_each_of_several_merges_can_be_acknowledged_by_itself(parts: Parts, 
     last = repository.push({}, f"Acknowledge\n\n{message}")
     turn(parts, 2)
     assert applied(parts) == last
-
-
-def test_e22_what_acknowledged_a_rewind_says_nothing_of_the_next(parts: Parts, repository: Repository) -> None:
-    """Neither changes a decision."""
-    digests = set()
-    for number in range(2):
-        repository.push({"README.md": f"{number}"})
-        turn(parts, number)
-        git(repository.work, "reset", "-q", "--hard", "HEAD~1")
-        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Instead {number}")
-        git(repository.work, "push", "-qf", "origin", "main")
-        turn(parts, number)
-        assert held(parts).guards == ("allowRewind",)
-        digests.add(held(parts).digest)
-        git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Acknowledge\n\n{lines(parts)}")
-        git(repository.work, "push", "-q", "origin", "main")
-        turn(parts, number)
-        assert held(parts).guards == ("allowRewind",)  # a line in a message is of another commit by then
-        approve(parts, held(parts).digest, held(parts).guards)
-        turn(parts, number)
-        assert parts.reconciler.status.held is None
-    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("reached", [True, False])

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,14 +25,12 @@ from gitboot.git.repository import CommitReader, Stored, content_of
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_commit
 from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits
-from tests.helpers.fleets import at, fleet, image, policy, profile, server
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import Parts, applied, in_process, turn
 from tests.helpers.instance_process import eventually, running
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.repositories import ENVIRONMENT, Work, commit_by_git
 from tests.helpers.signers import Person, allowed, gpg_people, ssh_person, stored
-
-NOON = at("20T12:00")
 
 
 def documents(image_name: str) -> dict[str, str | None]:
@@ -72,19 +69,10 @@ def instance(work: Work, trust: TrustSettings) -> Iterator[Parts]:
         yield parts
 
 
-def turn(parts: Parts, seconds: float = 0) -> None:
-    parts.source.fetch()
-    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-
-
 def settle(parts: Parts, seconds: float) -> None:
     """Fetch, publish without the boots that are taken back, read all fetches, and judge by the records."""
     for _ in range(3):
         turn(parts, seconds)
-
-
-def applied(parts: Parts) -> str | None:
-    return parts.reconciler.status.applied
 
 
 def lines(parts: Parts) -> str:

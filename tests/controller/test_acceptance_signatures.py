@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger import instance_tables
 from gitboot.problems import Code
 from gitboot.review.guards import Limits
-from tests.helpers.fleets import at, fleet, image, policy, profile, server
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
 from tests.helpers.repositories import Work
 from tests.helpers.signers import Person, allowed, ssh_person
-
-NOON = at("20T12:00")
 
 
 def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:
@@ -68,15 +65,6 @@ def instance(
     with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
         turn(parts)
         yield parts
-
-
-def turn(parts: Parts, seconds: float = 0) -> None:
-    parts.source.fetch()
-    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-
-
-def applied(parts: Parts) -> str | None:
-    return parts.reconciler.status.applied
 
 
 def refusal(parts: Parts) -> str:

@@ -35,8 +35,8 @@ from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
 from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
-from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
 from tests.helpers.evaluated_commits import Here
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -199,11 +199,10 @@ class Twin:
 class Twins:
     """Two instances that were one, of which the other one begins with nothing at each start."""
 
-    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0, spoils: bool = False) -> None:
+    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0) -> None:
         self.cut = (
             cut  # how often each of them is cut short while it publishes, for each time that anything else happens
         )
-        self._spoils = spoils  # whether somebody damages the cache of the first one
         self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
         bare = self.repository.bare
         self.one = Twin(folder / "one", bare, keeps=True)
@@ -231,8 +230,7 @@ class Twins:
     def happen(self) -> str:
         """Something does; say what."""
         usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
-        spoiling = (self.spoil, self.spoil, self.spoil) if self._spoils else ()
-        what = self._draw.choice((*usual, *spoiling, *(self.cut * len(usual) * (self.cut_short,))))
+        what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
         what()
         for each in self.both:
             each.turn(self.now)
@@ -289,24 +287,6 @@ class Twins:
         if self._draw.random() < 0.3:
             self.pass_()
         self._begin()
-
-    def spoil(self) -> None:
-        """Damage the cache while the instance runs, or before its next start; often in some bytes only."""
-        is_at_rest = self._draw.random() < 0.5
-        if is_at_rest:
-            self.end()
-        path = self.one.folder / "state" / CACHE
-        if path.is_file() and path.stat().st_size:
-            content = bytearray(path.read_bytes())
-            for _ in range(self._draw.randrange(20)):
-                content[self._draw.randrange(len(content))] ^= 1 << self._draw.randrange(8)
-            path.write_bytes(content)
-            if self._draw.random() < 0.3:
-                HARMS[self._draw.choice([name for name in HARMS if "entries" not in name])](path)
-        elif path.is_dir():
-            path.rmdir()
-        if is_at_rest:
-            self._begin()
 
     def cut_short(self) -> None:
         """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
@@ -631,17 +611,6 @@ def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_a
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.applied == applied
-
-
-@pytest.mark.parametrize("seed", range(examples(3)))
-def test_a_cache_that_is_damaged_again_and_again_changes_no_file_and_no_record(tmp_path: Path, seed: int) -> None:
-    twins = Twins(tmp_path, random.Random(seed), spoils=True)
-    try:
-        for _ in range(8):
-            twins.happen()
-            twins.compare()
-    finally:
-        twins.end()
 
 
 def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repository]) -> None:

@@ -1,4 +1,4 @@
-"""Conditions as they follow from where an instance stands, and the events that announce their turns: tables."""
+"""Condition rules: tables of states with their conditions, and of conditions with the events that announce them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.step_runner import Outcome
+from gitboot.bmc.override_session import Outcome
 from gitboot.controller.acceptance import Accepting, Attempt, Gone
-from gitboot.controller.bmcs.schedule import Appointment, Schedule
-from gitboot.controller.condition_rules import announcements, carried, conditions
+from gitboot.controller.bmcs.schedule import BmcState, Schedule
+from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
-from gitboot.controller.instance_state import Fetched, Standing, TargetState
+from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
@@ -25,9 +25,9 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
@@ -66,7 +66,7 @@ def accepted(commit: Commit) -> Attempt:
     return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
 
 
-FINE = Standing(
+FINE = InstanceState(
     knowledge=Knowledge(facts=Facts(identity="mine", initialised="adopt"), settled=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
@@ -80,19 +80,17 @@ DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
 FAILING = Schedule(
-    appointments={
-        WEB01: Appointment(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)
-    },
+    bmcs={WEB01: BmcState(name="web01", due=NOON, outcome=Outcome.WAITING, message="in POST", late_since=NOON)},
     failing=frozenset({WEB01}),
 )
 
 
-def known(**changes: Any) -> Callable[[Standing], Standing]:
-    return lambda standing: replace(standing, knowledge=replace(standing.knowledge, **changes))
+def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
+    return lambda state: replace(state, knowledge=replace(state.knowledge, **changes))
 
 
-def with_(**changes: Any) -> Callable[[Standing], Standing]:
-    return lambda standing: replace(standing, **changes)
+def with_(**changes: Any) -> Callable[[InstanceState], InstanceState]:
+    return lambda state: replace(state, **changes)
 
 
 KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
@@ -101,15 +99,15 @@ SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 THERE = Sighting(presence=Presence.FOUND)
 
 
-def looked(sightings: dict[BootFile, Sighting]) -> Callable[[Standing], Standing]:
+def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
     """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda standing: known(sightings=sightings)(replace(standing, plans=plans))
+    return lambda state: known(sightings=sightings)(replace(state, plans=plans))
 
 
-def mirrored(standing: Standing) -> Standing:
+def mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
-    return replace(known(sightings={})(standing), plans=plans)
+    return replace(known(sightings={})(state), plans=plans)
 
 
 def held() -> Attempt:
@@ -125,8 +123,8 @@ def held() -> Attempt:
     return attempt
 
 
-def same(standing: Standing) -> Standing:
-    return standing
+def same(state: InstanceState) -> InstanceState:
+    return state
 
 
 @for_each(
@@ -362,8 +360,8 @@ def same(standing: Standing) -> Standing:
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
-def test_a_condition_follows_from_where_the_instance_stands(
-    case: str, change: Callable[[Standing], Standing], type: str, expected: tuple[bool, str] | None
+def test_a_condition_follows_from_the_state(
+    case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
     found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
     assert found.get(type) == expected, case
@@ -396,9 +394,9 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
     ],
 )
 def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
-    later = replace(condition(True), since=NOON + timedelta(hours=1))
-    (now,) = carried([before], [later])
-    assert (now.since == NOON) == kept, case
+    later = NOON + timedelta(hours=1)
+    found = conditions(replace(FINE, conditions=(before,)), later)
+    assert next(each.since for each in found if each.type == "Published") == (NOON if kept else later), case
 
 
 @for_each(

@@ -6,9 +6,10 @@ import gc
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -33,16 +34,22 @@ def _writes_its_status_for_something_else_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 3600.0)
 
 
-def loop(parts: Parts, events: list[Event]) -> Loop:
-    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=events.append)
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push({"fleet.yaml": "---\n".join(SEED)})
+    return made
+
+
+def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, bell: Bell | None = None) -> Loop:
+    clock = partial(datetime.now, UTC)
+    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=clock, tell=tell, bell=bell)
 
 
 @contextmanager
 def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
     """A loop that runs, in a thread of its own, until the block ends."""
-    running = Loop(
-        parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None, bell=bell
-    )
+    running = loop(parts, bell=bell)
     thread = Thread(target=running.run)
     thread.start()
     try:
@@ -80,32 +87,29 @@ def conditions(parts: Parts) -> dict[str, bool]:
     return {condition.type: condition.status for condition in parts.reconciler.status.conditions}
 
 
-def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "git")
-    good = repository.push({"fleet.yaml": "---\n".join(SEED)})
+def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, repository: Repository) -> None:
+    good = git(repository.work, "rev-parse", "HEAD")
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
-        loop(parts, events).once()
+        loop(parts, events.append).once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
         other = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        loop(parts, events).once()
+        loop(parts, events.append).once()
         assert [event.type for event in events] == ["Fetched", "Fetched"]
         assert [event.type for event in parts.events].count("LedgerFailed") == 1
         assert conditions(parts)["LedgerWritable"] is False
         assert parts.reconciler.status.applied == good
         other.execute("ROLLBACK")
         other.close()
-        loop(parts, events).once()
+        loop(parts, events.append).once()
         assert conditions(parts)["LedgerWritable"] is True
         assert parts.reconciler.status.applied == next_commit
 
 
-def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "git")
-    repository.push({"fleet.yaml": "---\n".join(SEED)})
+def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts, [])
+        running = loop(parts)
         running.once()
         assert "SpoolRead" not in conditions(parts)
         kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
@@ -145,11 +149,9 @@ def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -
         gc.enable()
 
 
-def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "git")
-    repository.push({"fleet.yaml": "---\n".join(SEED)})
+def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: Path, repository: Repository) -> None:
     with in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts, [])
+        running = loop(parts)
         running.once()
         running.once()
     said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
@@ -164,12 +166,10 @@ def test_each_stage_of_a_reconcile_is_measured_and_said_in_the_status(tmp_path: 
     assert said["reconcile"]["seconds"] >= said["publish"]["seconds"] > 0
 
 
-def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "git")
-    repository.push({"fleet.yaml": "---\n".join(SEED)})
+def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path, repository: Repository) -> None:
     events: list[Event] = []
     with in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts, events)
+        running = loop(parts, events.append)
         running.once()
         away = repository.bare.rename(tmp_path / "away")
         running.once()
@@ -183,10 +183,9 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
 
 
 def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = Repository.create(tmp_path / "git")
-    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    first = git(repository.work, "rev-parse", "HEAD")
     bell, is_free = HeardBell(), threading.Event()
     with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
         until_applied(parts, first, bell)
@@ -208,7 +207,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 
 
 def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
     asked: list[bool] = []
@@ -219,8 +218,7 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
         return asked[-1]
 
     monkeypatch.setattr(Reconciler, "has_asked", noted)
-    repository = Repository.create(tmp_path / "git")
-    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
     with in_process(tmp_path, repository.bare, apart=True, wake=bell.ring) as parts, looping(parts, bell) as running:
         until_applied(parts, first, bell)
@@ -236,9 +234,8 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
         eventually(lambda: reconciles(parts) > before)
 
 
-def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "git")
-    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path, repository: Repository) -> None:
+    first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
     with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):
         until_applied(parts, first, bell)
@@ -248,11 +245,10 @@ def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path
 
 
 def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
-    repository = Repository.create(tmp_path / "git")
-    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    first = git(repository.work, "rev-parse", "HEAD")
     bell = HeardBell()
     with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
         until_applied(parts, first, bell)

@@ -12,7 +12,8 @@ import pytest
 
 from tests.helpers.documentation import CALLS, COMMANDS, SCRIPT, CopyScript
 from tests.helpers.failing_disk import fill, small_disk
-from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, files_of
+from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 
 BELOW_BOOT = ENTRIES[0].removeprefix("boot/")
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from prometheus_client import parser
 
-from gitboot.status.conditions import ANY, BMC, REMEDIES, Condition
+from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, Condition
 from tests.helpers.cases import for_each
 from tests.helpers.git_servers import program
 from tests.helpers.monitored_endpoint import FULL, full
@@ -32,13 +32,6 @@ RULES: Final[dict[str, dict[str, Any]]] = {
 SILENT: Final = {
     ("LedgerNamed", "AnotherLedger"): "an instance that stands by says so for as long as it does",
     (BMC, "Waiting"): "a BMC that cannot be asked just now is asked again; where it goes on, it says Overdue",
-}
-
-# Where a condition has several alerts: which is for a reason.
-FOR_REASON: Final = {
-    ("CommitAccepted", "GuardTripped"): "GitbootCommitHeld",
-    ("RecordsKnown", "UnknownServers"): "GitbootServersUnknown",
-    ("TargetsCurrent", "TransitionOverdue"): "GitbootTransitionOverdueAtTarget",
 }
 
 Series = dict[str, str]  # by metric and labels: a value, a first value and what each minute adds, or _ for no value
@@ -73,21 +66,25 @@ def _minutes(alert: str) -> int:
     return amount * {"m": 1, "h": 60}[unit]
 
 
-def _alert_for(type: str, reason: str) -> str:
-    named = [name for name, rule in RULES.items() if rule["labels"].get("condition") == type]
-    assert named, f"{type} has neither an alert nor a reason for none"
-    return FOR_REASON.get((type, reason), named[0])
+def _fires_for(alert: Alert, reason: str) -> bool:
+    """Whether an alert is declared for a reason."""
+    matcher = re.fullmatch(r'(=~|!=|=)"(.*)"', alert.reasons or '=~".*"')
+    assert matcher is not None
+    operator, pattern = matcher.groups()
+    return (re.fullmatch(pattern, reason) is not None) is (operator != "!=")
 
 
 def _of_states() -> Iterator[Case]:
-    """Each state of a condition that does not hold, and that is not silent."""
-    for type, reasons in REMEDIES.items():
-        for reason in reasons:
-            if (type, reason) not in SILENT:
-                alert, named = _alert_for(type, reason), "SomeError" if reason == ANY else reason
+    """Each state of a condition that does not hold, and that is not silent. A reason's own alert comes first."""
+    for declared in CONDITIONS.values():
+        alerts = sorted(declared.alerts, key=lambda each: not each.reasons)
+        for reason in declared.remedies:
+            if (declared.name, reason) not in SILENT:
+                named = "SomeError" if reason == ANY else reason
+                alert = next(each.name for each in alerts if _fires_for(each, named))
                 of_bmcs = {f'gitboot_bmc_conditions{{reason="{named}"}}': "1"}
-                series = of_bmcs if type == BMC else condition(type, named)
-                yield Case(f"{type} {named}", alert, series, _minutes(alert))
+                series = of_bmcs if declared.name == BMC else condition(declared.name, named)
+                yield Case(f"{declared.name} {named}", alert, series, _minutes(alert))
 
 
 OF_STATES: Final = tuple(_of_states())
@@ -141,7 +138,7 @@ def _shown(page: str) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
-    types = sorted(REMEDIES.keys() - {BMC, "TreeRead"})
+    types = sorted(CONDITIONS.keys() - {BMC, "TreeRead"})
     fine = tuple(Condition(type=each, status=True, reason="Fine", message="", since=BEFORE) for each in types)
     status = replace(FULL, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with full(tmp_path_factory.mktemp("certificates"), status) as url:
@@ -305,8 +302,8 @@ def test_no_alert_is_left_untested() -> None:
 
 def test_every_condition_has_alerts_or_a_reason_for_none() -> None:
     labelled = {rule["labels"]["condition"] for rule in RULES.values() if "condition" in rule["labels"]}
-    assert labelled == REMEDIES.keys()
-    assert all(reason in REMEDIES[type] for type, reason in SILENT)
+    assert labelled == {each.name for each in CONDITIONS.values() if each.alerts} == CONDITIONS.keys()
+    assert all(reason in CONDITIONS[type].remedies for type, reason in SILENT)
 
 
 def test_who_is_silent_wakes_nobody(healthy: Series, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot.endpoint.metrics import families
+from gitboot.endpoint.metrics import FAMILIES
 from tests.helpers import httpx_client
 from tests.helpers.git_servers import free_port, listening, program
 from tests.helpers.instance_process import eventually
@@ -93,7 +93,7 @@ def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_doe
 def test_each_metric_has_its_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
     left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_read"}
-    for family in families():
+    for family in FAMILIES:
         names = {family.sample, family.name, f"{family.name}_sum"}
         assert bool(names & asked) is (family.name not in left_out), family.name
 

@@ -170,6 +170,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
     options = ("--operators-listen", "127.0.0.1:0", "--operators-tokens", tmp_path / "tokens", "--workers", workers)
     with served(made, *options) as (_, urls):
         machines, operators = urls["Listening"], urls["ListeningForOperators"]
+        assert operators.startswith("http://")
         assert codes(operators) == {200}
         assert codes(machines) == codes(machines, authorization=f"Bearer {TOKEN}") == {404}
         assert get(machines + ENTRY).status_code == 200

@@ -20,8 +20,9 @@ from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_reader import verify
-from gitboot.render.page import DATA, MADE_OF
-from gitboot.render.plan_and_record_files import PAGE as FOLDER
+from gitboot.render.page import MADE_OF
+from gitboot.render.paths import PAGE as FOLDER
+from gitboot.render.paths import PAGE_DATA
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.fetchlog.test_unknown_machines_components import SENT
 from tests.helpers import httpx_client
@@ -395,4 +396,4 @@ def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None
         files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
     assert len(files) > 60
     assert files == {path: (made.root / path).read_bytes() for path in files}
-    assert verify(made.root) == () and (made.root / DATA / "status.js").exists()
+    assert verify(made.root) == () and (made.root / PAGE_DATA / "status.js").exists()

@@ -22,7 +22,7 @@ from gitboot.publish.tree_reader import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.resolve.boot_limits import Stoppage
 from tests.helpers import httpx_client
 from tests.helpers.file_servers import Mirror, broken, caddy, nginx
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of

@@ -19,6 +19,7 @@ from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
+from gitboot.jsonio import facts
 from gitboot.problems import Code
 from gitboot.render.paths import CHECK, CHECKER, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
@@ -94,6 +95,12 @@ def here(sealed: Sealed) -> Iterator[Site]:
         yield made
 
 
+@pytest.fixture
+def secret(sealed: Sealed) -> str:
+    """The path of a secret at an endpoint."""
+    return path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+
+
 # What Git says
 
 
@@ -112,12 +119,12 @@ def test_another_secret_is_another_decision_and_says_nothing_of_it(sealed: Seale
     files = {**sealed.files, "s/join.age": sealed.seal(PLAIN)}  # the same once more, encrypted anew
     one, other = (decision("web01", *documents(), files=each) for each in (sealed.files, files))
     assert one.digest != other.digest
-    shown = json.dumps(one.facts())
+    shown = json.dumps(facts(one))
     for each in (PLAIN, OWN):
         assert each.strip() not in shown
         assert base64.b64encode(each.encode()).decode()[:12] not in shown
-    facts = one.facts()["policy"]["boot"]["userData"]["secrets"]
-    assert sorted(facts) == ["join", "own"] and all(len(each) == 64 for each in facts.values())
+    secrets = facts(one)["policy"]["boot"]["userData"]["secrets"]
+    assert sorted(secrets) == ["join", "own"] and all(len(each) == 64 for each in secrets.values())
 
 
 @pytest.mark.parametrize(
@@ -259,9 +266,8 @@ def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: 
     assert "hunter" not in "".join(path.read_text() for path in here.spool.iterdir() if path.is_file())
 
 
-def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed) -> None:
-    whole = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
-    _, _, token, mac, name = whole.split("/")
+def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed, secret: str) -> None:
+    _, _, token, mac, name = secret.split("/")
     others = [
         f"/s/{token}/{mac}/other",
         f"/s/{'0' * 64}/{mac}/{name}",
@@ -275,7 +281,7 @@ def test_what_is_asked_for_otherwise_is_the_one_404(here: Site, sealed: Sealed) 
         f"/boot/s/{token}/{mac}/{name}",
     ]
     with here.serve(keys=sealed.keys) as url:
-        assert get(url + whole).status_code == 200
+        assert get(url + secret).status_code == 200
         for other in others:
             found = get(url + other)
             assert (found.status_code, found.content) == (404, b""), other
@@ -315,25 +321,23 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
         assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
 
 
-def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, sealed: Sealed, tmp_path: Path) -> None:
-    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: str, tmp_path: Path) -> None:
     make_key(tmp_path / "other")
     for keys, word in ((None, "without --secret-keys"), (Keys(tmp_path / "other"), "none of the keys opens it")):
         with here.serve(keys=keys) as url:
-            found = get(url + path)
+            found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
             assert 'reason="NotOpened"} 1' in httpx_client.get(f"{url}/metrics").text
         assert not here.observed(), word
 
 
-def test_it_is_given_by_the_one_spool_alone(here: Site, sealed: Sealed) -> None:
-    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+def test_it_is_given_by_the_one_spool_alone(here: Site, sealed: Sealed, secret: str) -> None:
     with here.serve(records=False, keys=sealed.keys) as url:
-        assert get(url + path).status_code == 503
+        assert get(url + secret).status_code == 503
     here.spool.rename(here.spool.with_name("gone"))
     here.spool.mkdir()
     with here.serve(keys=sealed.keys) as url:
-        assert get(url + path).status_code == 503
+        assert get(url + secret).status_code == 503
 
 
 def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed) -> None:
@@ -349,17 +353,16 @@ def test_the_installers_report_ends_it_before_the_instance_knows(sealed: Sealed)
         assert get(url + path).status_code == 404
 
 
-def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed) -> None:
+def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: str) -> None:
     record = Record(provision=1, image="flatcar-1", pool="web", evidence="Fetched", provisioned_at=BEFORE)
     made = planned(*documents(), records={"web01": record}, templates=sealed.files)
-    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
     with site(made) as there, there.serve(keys=sealed.keys) as url:
         for minutes, status in ((0, 200), (119, 200), (120, 404)):
             there.now = BEFORE + timedelta(minutes=minutes)
-            assert get(url + path).status_code == status, minutes
+            assert get(url + secret).status_code == status, minutes
         there.now = BEFORE
         there.publish(planned(*documents(of_fleet="stopped: 'no'"), templates=sealed.files), commit="stopped")
-        assert get(url + path).status_code == 404
+        assert get(url + secret).status_code == 404
 
 
 # The whole way
@@ -371,18 +374,13 @@ def boots_given(instance: Instance) -> dict[str, Any]:
     return found[0] if found else {"status": True, "reason": "Given"}
 
 
-def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_path: Path, sealed: Sealed) -> None:
-    pushed = Repository.create(tmp_path / "git")
-    secret_ends = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
-    pushed.push({"fleet.yaml": "---\n".join(secret_ends), **sealed.files})
+def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
+    tmp_path: Path, sealed: Sealed, pushed: Repository
+) -> None:
     keys = tmp_path / "keys"
     keys.write_bytes(sealed.file.read_bytes())
     with running(pushed.bare, tmp_path, "--secret-keys", str(keys), records="fresh") as instance:
-        entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
-        data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
-        user_data: dict[str, Any] = instance.get(path_of(data)).json()
-        path = path_of(user_data["x"]["join"])
-        assert instance.get(path).text == PLAIN
+        path = install(instance)
         keys.write_text(f"{Identity.generate()}\n")
         assert instance.get(path).status_code == 503
         said = eventually(lambda: boots_given(instance)["reason"] == "NotOpened" and boots_given(instance)["message"])
@@ -408,10 +406,11 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(tmp_
             assert not file.is_file() or b"hunter" not in file.read_bytes(), file
 
 
-def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: Site, sealed: Sealed) -> None:
-    path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(
+    here: Site, sealed: Sealed, secret: str
+) -> None:
     with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
-        assert get(url + path).text == PLAIN
+        assert get(url + secret).text == PLAIN
     refused = captured("serve", "--out", here.root, "--secret-keys", here.root / "no")
     assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr
 
@@ -449,29 +448,32 @@ def shown_fetches(folder: Path) -> dict[str, int]:
 
 
 @pytest.fixture
-def served_secret(tmp_path: Path, sealed: Sealed) -> tuple[Repository, tuple[str, ...]]:
-    """A fleet whose secret machines of this host may fetch, and how an instance serves it."""
-    pushed = Repository.create(tmp_path / "git")
+def pushed(tmp_path: Path, sealed: Sealed) -> Repository:
+    """A fleet whose secret machines of this host may fetch."""
+    made = Repository.create(tmp_path / "git")
     allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
-    pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
-    return pushed, ("--secret-keys", str(sealed.file))
+    made.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
+    return made
+
+
+def data_of(instance: Instance) -> str:
+    """The path of the user data that the boot of web01 names."""
+    entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+    return path_of(next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2])
 
 
 def install(instance: Instance) -> str:
     """Let the machine, at 127.0.0.1, boot and fetch its user data and its secret; return the secret's path."""
-    entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
-    data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
-    path = path_of(instance.get(path_of(data)).json()["x"]["join"])
+    path = path_of(instance.get(data_of(instance)).json()["x"]["join"])
     assert instance.get(path).text == PLAIN
     eventually(lambda: fetched_secrets(instance) == ["127.0.0.1"])
     return path
 
 
 def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition(
-    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+    tmp_path: Path, sealed: Sealed, pushed: Repository
 ) -> None:
-    pushed, arguments = served_secret
-    with running(pushed.bare, tmp_path, *arguments, records="fresh") as instance:
+    with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file), records="fresh") as instance:
         path = install(instance)
         assert private(instance) is None
         assert from_address(instance, STRANGER, path, 12) == {200}  # gitboot withholds nothing
@@ -489,17 +491,18 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         assert from_address(instance, STRANGER, path, 300) == {200}
         lines = [line for file in (tmp_path / "state/spool").glob("*.jsonl") for line in file.read_text().splitlines()]
         assert sum(STRANGER in line for line in lines) < 100, "repeats are counted in place"
-    with running(pushed.bare, tmp_path, *arguments) as instance:  # the endpoint left its count when it ended
+    # The endpoint left its count when it ended.
+    with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file)) as instance:
         assert eventually(lambda: private(instance))["reason"] == "ManyFetches"
         assert shown_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
         assert not fetched_secrets(instance)
 
 
 def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
-    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+    tmp_path: Path, sealed: Sealed, pushed: Repository
 ) -> None:
-    pushed, arguments = served_secret
-    with running(pushed.bare, tmp_path, *arguments, "--workers", "2", records="fresh") as instance:
+    arguments = ("--secret-keys", str(sealed.file), "--workers", "2")
+    with running(pushed.bare, tmp_path, *arguments, records="fresh") as instance:
         path = install(instance)
         for number in range(60, 120):
             from_address(instance, f"127.0.0.{number}", path)
@@ -520,8 +523,7 @@ def test_finding_s5_a_client_that_counts_for_nothing_is_noted_too(tmp_path: Path
     allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.1/32]}")
     pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
     with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file), records="fresh") as instance:
-        entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
-        data = path_of(next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2])
+        data = data_of(instance)
         eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Attempted")
         assert from_address(instance, STRANGER, data) == {200}
         told = eventually(lambda: [each for each in instance.events if each["type"] == "SecretFetched"])

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -92,8 +91,8 @@ def pair(tmp_path: Path, authority: Authority) -> Pair:
 
 
 @contextmanager
-def served(made: Site, *arguments: str) -> Iterator[Instance]:
-    """``gitboot serve`` with a socket for operators; it must end cleanly when it is told to."""
+def served(made: Site, *arguments: str) -> Iterator[tuple[Instance, str]]:
+    """``gitboot serve``, and the URL at which operators ask; it must end cleanly when it is told to."""
     places = ("--out", str(made.root), "--listen", "127.0.0.1:0", "--operators-listen", "127.0.0.1:0")
     found = Instance.start("serve", *places, *arguments)
     process = found.process
@@ -101,7 +100,7 @@ def served(made: Site, *arguments: str) -> Iterator[Instance]:
     reader.start()
     try:
         eventually(lambda: found.url and get(f"{found.url}/healthz").status_code == 200)
-        yield found
+        yield found, operators_of(found)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
         reader.join(60)
@@ -139,8 +138,7 @@ def ask(client: socket.socket, path: str = STATUS) -> bytes:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, workers: str) -> None:
-    with served(made, *pair.options, "--workers", workers) as found:
-        operators = operators_of(found)
+    with served(made, *pair.options, "--workers", workers) as (found, operators):
         assert operators.startswith("https://127.0.0.1:")
         for _ in range(6):  # whoever of them takes it
             assert pair.get(operators + STATUS).status_code == 200
@@ -154,8 +152,7 @@ def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, worke
 def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("a-token-of-prometheus\n")
     tokens = ("--operators", "192.0.2.1/32", "--operators-tokens", str(tmp_path / "tokens"))
-    with served(made, *pair.options, *tokens) as found:
-        operators = operators_of(found)
+    with served(made, *pair.options, *tokens) as (_, operators):
         assert pair.get(f"{operators}/metrics").status_code == 404
         shown = {"authorization": "Bearer a-token-of-prometheus"}
         answer = httpx.get(f"{operators}/metrics", headers=shown, verify=pair.trusted, timeout=60)
@@ -163,8 +160,7 @@ def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path)
 
 
 def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(made: Site, pair: Pair) -> None:
-    with served(made, *pair.options) as found:
-        operators = operators_of(found)
+    with served(made, *pair.options) as (found, operators):
         with pair.connect(operators) as client:
             assert ask(client).startswith(b"HTTP/1.1 200")
             before = client.getpeercert(binary_form=True)
@@ -213,8 +209,7 @@ def break_it(how: str, pair: Pair, authority: Authority) -> None:
 def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
     made: Site, pair: Pair, authority: Authority, how: str, why: str
 ) -> None:
-    with served(made, *pair.options) as found:
-        operators = operators_of(found)
+    with served(made, *pair.options) as (found, operators):
         before = pair.shown(operators)
         break_it(how, pair, authority)
         eventually(lambda: said(found, "CertificateKept"))
@@ -262,8 +257,7 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
     """It has nothing from before; machines need neither certificate nor tokens."""
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-prometheus\n")
-    with served(made, *pair.options, "--operators-tokens", str(tokens), "--workers", "2") as found:
-        operators = operators_of(found)
+    with served(made, *pair.options, "--operators-tokens", str(tokens), "--workers", "2") as (found, operators):
         first = eventually(lambda: len(pids := workers_of(found.process.pid)) == 2 and pids)
         pair.key.unlink()
         tokens.unlink()
@@ -344,8 +338,7 @@ def test_what_cannot_be_shown_is_refused_at_the_start(
 
 
 def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, authority: Authority) -> None:
-    with served(made, *pair.options) as found:
-        operators = operators_of(found)
+    with served(made, *pair.options) as (_, operators):
         with pytest.raises(httpx.TransportError):
             httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # does not encrypt at all
         with pytest.raises(httpx.ConnectError):
@@ -427,13 +420,8 @@ def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
 
 
 def test_an_end_does_not_wait_for_who_has_yet_to_agree(made: Site, pair: Pair) -> None:
-    with served(made, *pair.options) as found, connect(operators_of(found)) as silent:
-        assert pair.get(operators_of(found) + STATUS).status_code == 200
+    with served(made, *pair.options) as (found, operators), connect(operators) as silent:
+        assert pair.get(operators + STATUS).status_code == 200
         found.process.send_signal(signal.SIGTERM)
         assert silent.recv(1) == b""
         assert found.process.wait(120) == 0
-
-
-def test_a_url_says_how_to_ask(made: Site, pair: Pair) -> None:
-    with served(made) as found:
-        assert urlsplit(operators_of(found)).scheme == "http"

@@ -23,10 +23,11 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
 from gitboot.git.history import CommitSummary
+from gitboot.jsonio import facts
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
@@ -253,7 +254,7 @@ def in_full(commit: Commit) -> tuple[object, ...]:
     return (
         commit.revision,
         commit.fleet,
-        [(name, decision, decision.digest, decision.facts()) for name, decision in decisions.servers.items()],
+        [(name, decision, decision.digest, facts(decision)) for name, decision in decisions.servers.items()],
         list(decisions.networks.items()),
         (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
         (decisions.unknown, decisions.unknown_not_found, decisions.warnings, decisions.dated),
@@ -284,7 +285,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
     revision = history.commit(base_tree)
     found = evaluated(evaluator, revision, None)
     assert isinstance(found, CommitPair)
-    base = assembled(None, revision, map(sent, told(found))).commit
+    base = assembled(None, revision, map(sent, report(found))).commit
     base_cold = by_itself(history, revision)
     for other in others * 2:
         tree = base_tree
@@ -296,9 +297,9 @@ def test_a_commit_is_the_same_however_it_was_come_to(
             assert found == cold
             continue
         assert isinstance(base_cold, CommitPair)
-        new = assembled(base, revision, map(sent, told(found))).commit
+        new = assembled(base, revision, map(sent, report(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
-        all_told = assembled(None, revision, map(sent, told(cold))).commit
+        all_told = assembled(None, revision, map(sent, report(cold))).commit
         assert on_page(new) == on_page(all_told)
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
@@ -348,9 +349,9 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
         assert found == cold
         return
-    new = assembled(None, revision, map(sent, told(found))).commit
+    new = assembled(None, revision, map(sent, report(found))).commit
     assert in_full(new) == in_full(commit_by_itself(cold))
-    assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
+    assert on_page(new) == on_page(assembled(None, revision, map(sent, report(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.files == cold.head.loaded.files
     assert (found.head.keys, found.head.rows) == (cold.head.keys, cold.head.rows)

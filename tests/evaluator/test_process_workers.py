@@ -23,7 +23,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Forks
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from tests.helpers.result_cache import StoredResults
 
@@ -60,7 +60,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
     try:
         found, results = evaluator.evaluate(Revision("c" * 40), None), StoredResults()
         results.add(found.head)
-        frames = b"".join(map(encode, told(found)))
+        frames = b"".join(map(encode, report(found)))
         said = {"frames": sha256(frames).hexdigest(), "results": sha256(encode(results.rows)).hexdigest()}
     except InvalidRepository as error:
         said = {"problems": list(map(str, error.problems))}

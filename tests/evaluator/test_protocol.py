@@ -20,7 +20,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, is_result
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
 from gitboot.fleet.identities import Machine
 from tests.helpers.cases import for_each
@@ -74,7 +74,7 @@ def answers_of(*names: str) -> list[protocol.Answer]:
     """What tells a commit with servers of these names."""
     documents = (fleet(), *(server(name, "role: web") for name in names), image("flatcar-1"))
     found = snapshot(*documents, profile("web", "flatcar-1"), policy("web"))
-    return list(told(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
+    return list(report(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
 
 
 def with_part(answers: list[protocol.Answer], change: Callable[[ServerPart], ServerPart]) -> list[protocol.Answer]:

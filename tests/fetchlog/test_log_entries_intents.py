@@ -14,7 +14,7 @@ from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up, with
 from gitboot.fetchlog.one_time_boots import GivenBoots, how_given
 from gitboot.fetchlog.spool import SpoolFile, line_of, parse
 from gitboot.jsonio import Digest
-from gitboot.resolve.provisioning_record import FETCH_GRACE
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.system_clock import Uptime
 from tests.helpers.cases import for_each
 

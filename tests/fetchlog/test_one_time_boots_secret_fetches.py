@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.endpoint.recorder import RepeatedFetches
-from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.log_entries import Observation, network_of
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
     InstallationFetches,
     SecretFetches,
-    network_of,
     secret_of,
 )
 from gitboot.fetchlog.spool import line_of, parse
@@ -57,10 +56,13 @@ def test_a_path_of_user_data_or_of_a_secret_has_a_name(path: str, secret: str | 
         ("2001:db8::1:2:3:4", "2001:db8::/64"),
         ("2001:db8:0:0:ffff::9", "2001:db8::/64"),
         ("2001:db8:0:1::9", "2001:db8:0:1::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
         ("unknown", "unknown"),
+        (None, ""),
     ],
 )
-def test_addresses_of_one_ipv6_network_count_as_one(client: str, address: str) -> None:
+def test_addresses_of_one_ipv6_network_count_as_one(client: str | None, address: str) -> None:
     assert network_of(client) == address
 
 

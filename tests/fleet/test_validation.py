@@ -15,10 +15,11 @@ from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
 from gitboot.fleet.validation import load, references
+from gitboot.model.fields import written as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
 from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
-from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
+from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, written
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.helpers.search_effort import examples
 
@@ -66,25 +67,6 @@ def wrong(
 )
 def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bool) -> None:
     assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
-
-
-@for_each(
-    ("ignored", "counts"),
-    [
-        ("charts/", False),
-        ("/charts", False),
-        ("*.yaml\n!servers.yaml\n00*", True),
-        ("*/values.yaml", False),
-        ("chart", True),
-        ("# charts/", True),
-        ("charts/*\n!charts/values.yaml", True),
-        ("\ufeffcharts/", False),
-        ("charts/\r\n", False),
-    ],
-)
-def test_gitbootignore_is_written_as_gitignore(ignored: str, counts: bool) -> None:
-    files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
-    assert ("charts/values.yaml:1 GB1021" in wrong(files=files)) == counts or ignored.startswith("*.yaml")
 
 
 def test_gitbootignore_counts_only_at_the_root() -> None:

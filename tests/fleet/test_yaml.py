@@ -20,6 +20,7 @@ from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
 from gitboot.model.scalars import Path
 from gitboot.problems import Code
 from tests.helpers.cases import for_each
+from tests.helpers.document_strategies import AWKWARD
 
 MIB = 1024 * 1024
 
@@ -416,40 +417,8 @@ class Dumper(yaml.CSafeDumper):
         return True
 
 
-awkward = [
-    "",
-    " ",
-    " a ",
-    "null",
-    "~",
-    "true",
-    "52:54:00:12:34:56",
-    "a: b",
-    "- a",
-    "#a",
-    "&a",
-    "*a",
-    "!a",
-    "%a",
-    "<<",
-]
-awkward += [
-    "---",
-    "a\n--- b",
-    "a\n\n b",
-    "\t",
-    "'",
-    '"',
-    "\\",
-    "{{ a }}",
-    "é",
-    "😀",
-    "\u2028",
-    "\ufeff",
-    "a " * 20,
-]
 characters = st.characters(exclude_categories=["Cs"])
-texts = st.sampled_from(awkward) | st.text(characters, max_size=12)
+texts = st.sampled_from(AWKWARD) | st.text(characters, max_size=12)
 layouts = st.fixed_dictionaries(
     {
         "default_flow_style": st.sampled_from([True, False, None]),
@@ -563,8 +532,6 @@ pieces = [
     "!%ED%A0%80 ",
     "<<: ",
     "#",
-]
-pieces += [
     "'",
     '"',
     "|",

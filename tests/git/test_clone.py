@@ -47,6 +47,11 @@ def follow(url: Path | str, state: Path, reference: str | None = None) -> Source
     return Source(Remote(url=str(url), reference=reference), state)
 
 
+@pytest.fixture
+def source(work: Work, state: Path) -> Source:
+    return follow(work.path, state)
+
+
 def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
     snapshot = source.snapshot(revision)
     return snapshot.read(snapshot.blobs[path]).decode()
@@ -113,8 +118,7 @@ def work_head(path: Path) -> Revision:
     return Revision(str(pygit2.Repository(path).head.target))
 
 
-def test_each_fetch_brings_what_is_new(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_each_fetch_brings_what_is_new(work: Work, source: Source) -> None:
     assert source.latest() is None
     for number in range(3):
         revision = work.commit({"fleet.yaml": f"{number}", f"servers/{number}.yaml": "s"})
@@ -222,9 +226,8 @@ def test_a_deleted_branch_leaves_what_was_fetched(work: Work, state: Path) -> No
     ],
 )
 def test_a_lost_repository_leaves_what_was_fetched(
-    work: Work, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str
+    work: Work, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str, source: Source
 ) -> None:
-    source = follow(work.path, state)
     revision = source.fetch()
     spoil(work.path)
     with pytest.raises(error, match=message):
@@ -256,8 +259,7 @@ def test_links_and_submodules_are_told(work: Work, state: Path) -> None:
 # What was accepted
 
 
-def test_the_accepted_commit_survives_a_restart(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_the_accepted_commit_survives_a_restart(work: Work, state: Path, source: Source) -> None:
     first = source.fetch()
     assert source.accepted() is None
     source.accept(first)
@@ -267,8 +269,7 @@ def test_the_accepted_commit_survives_a_restart(work: Work, state: Path) -> None
     assert (again.accepted(), again.latest()) == (first, second)
 
 
-def test_a_commit_that_was_never_fetched_cannot_be_accepted(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_a_commit_that_was_never_fetched_cannot_be_accepted(source: Source) -> None:
     source.fetch()
     with pytest.raises(CorruptClone):
         source.accept(NOWHERE)
@@ -392,8 +393,7 @@ def objects_of(state: Path) -> set[str]:
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, state: Path, source: Source) -> None:
     first = source.fetch()
     large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
     source.accept(source.fetch())
@@ -413,8 +413,7 @@ def test_t4_what_no_fleet_needs_is_not_copied_and_its_size_is_known(work: Work, 
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Path, source: Source) -> None:
     work.commit({"large.yaml": "x" * 1001})
     later = source.fetch()
     (state / "repository.git/left-out").write_text("")
@@ -426,7 +425,7 @@ def test_t4_what_is_missing_and_was_not_left_out_is_damage(work: Work, state: Pa
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
+def test_t4_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone_without_what_was_left_out(
     work: Work, tmp_path: Path, state: Path
 ) -> None:
     bare = work.bare(tmp_path / "bare.git")
@@ -442,11 +441,11 @@ def test_t4_a_clone_that_lacks_what_was_left_out_is_one_to_recover_from(
     assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
     with pytest.raises(Oversized):
         text(source, accepted, "large.yaml")
+    assert source.is_rewind(accepted, source.fetch())
 
 
-def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path) -> None:
+def test_t4_large_files_that_are_alike_are_not_compared(work: Work, state: Path, source: Source) -> None:
     """For eight of 7 MB that took minutes, in which no other commit was fetched."""
-    source = follow(work.path, state)
     source.fetch()
     alike = {size: "".join(f"{number} {number**3}\n" for number in range(size // 12)) for size in (10_000, 200_000)}
     work.commit({f"{size}-{number}.yaml": f"{text}{number}\n" for size, text in alike.items() for number in range(3)})
@@ -480,8 +479,7 @@ def test_t4_a_pack_with_what_is_too_large_stays_as_it_is(
     assert text(source, revision) == "5"
 
 
-def test_fetching_leaks_no_descriptors(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_fetching_leaks_no_descriptors(work: Work, source: Source) -> None:
 
     def fetch() -> int:
         source.accept(source.fetch())
@@ -559,10 +557,9 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
 
 @pytest.mark.parametrize("reader", [Source, Reader])
 def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
-    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type, source: Source
 ) -> None:
-    source = follow(work.path, state)
-    revision, objects, look = source.fetch(), state / "repository.git/objects", tree._checked_tree_at
+    revision, objects, look = source.fetch(), state / "repository.git/objects", tree.tree_at
     tried: list[Revision] = []
 
     def gone_the_first_time(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
@@ -575,7 +572,7 @@ def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
         finally:
             (state / "aside").rename(objects)
 
-    monkeypatch.setattr(tree, "_checked_tree_at", gone_the_first_time)
+    monkeypatch.setattr(tree, "tree_at", gone_the_first_time)
     found = (source if reader is Source else Reader(state)).snapshot(revision)
     assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
@@ -593,8 +590,7 @@ def left_by_a_killed_process(state: Path) -> Iterator[Path]:
     yield begun
 
 
-def test_what_a_killed_process_left_is_swept_away(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_what_a_killed_process_left_is_swept_away(work: Work, state: Path, source: Source) -> None:
     source.accept(source.fetch())
     left = list(left_by_a_killed_process(state))
     source = follow(work.path, state)
@@ -657,6 +653,7 @@ def overwrite_index(git: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
+    "nothing": shutil.rmtree,
     "an empty directory": empty,
     "no HEAD": lambda git: (git / "HEAD").unlink(),
     "garbage in config": lambda git: (git / "config").write_text("[[["),
@@ -697,48 +694,14 @@ def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: s
     assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
 
 
-def test_a_clone_that_was_deleted_is_restored(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
-    accepted = source.fetch()
-    source.accept(accepted)
-    latest = work.commit({"fleet.yaml": "second"})
-    shutil.rmtree(state)
-    source = follow(work.path, state)
-    assert (source.accepted(), source.latest()) == (None, None)
-    with pytest.raises(CorruptClone):
-        source.snapshot(accepted)
-    source.restore(accepted)
-    assert (source.accepted(), source.latest(), text(source, accepted)) == (accepted, latest, "first")
-
-
-def test_an_accepted_commit_that_the_remote_dropped_is_taken_from_the_old_clone(
-    work: Work, tmp_path: Path, state: Path
-) -> None:
-    bare = work.bare(tmp_path / "bare.git")
-    accepted = work.commit({"fleet.yaml": "accepted"})
-    work.git("push", "--quiet", "origin", "main")
-    source = follow(bare, state)
-    source.accept(source.fetch())
-    work.git("push", "--quiet", "--force", "origin", "HEAD~1:main")
-    subprocess.run(["git", "gc", "--quiet", "--prune=now"], cwd=bare, env=ENVIRONMENT, check=True)
-    (state / "repository.git/refs/gitboot/accepted").write_text("?")
-
-    source.restore(accepted)
-
-    assert (source.accepted(), text(source, accepted)) == (accepted, "accepted")
-    assert source.is_rewind(accepted, source.fetch())
-
-
-def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_an_accepted_commit_that_is_nowhere_is_an_operators_matter(work: Work, source: Source) -> None:
     source.fetch()
     with pytest.raises(SourceRefused, match=f"the accepted commit {NOWHERE} is not at {work.path}, nor left here"):
         source.restore(NOWHERE)
     assert (source.accepted(), source.latest()) == (None, work.head)
 
 
-def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, state: Path) -> None:
-    source = follow(work.path, state)
+def test_while_the_remote_is_gone_a_clone_is_not_given_up(work: Work, source: Source) -> None:
     accepted = source.fetch()
     source.accept(accepted)
     work.path.rename(work.path.with_name("away"))

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,10 @@ from hypothesis import strategies as st
 
 from gitboot.child_processes import Child, encode
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.fleet.revision import Revision
-from gitboot.git import fetch as sending
+from gitboot.git.__main__ import carry_out
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
-from gitboot.git.fetch import FetchProcess
+from gitboot.git.fetch import FetchProcess, InThisProcess, Order, order
 from gitboot.git.remote import Password, Remote, SshKey
 from tests.helpers.configuration import configured
 from tests.helpers.fleets import SEED, server
@@ -59,6 +59,11 @@ def started() -> Iterator[FetchProcess]:
 def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
     """A fetcher that is forked."""
     return started
+
+
+@pytest.fixture
+def source(work: Work, state: Path, fetcher: FetchProcess) -> Source:
+    return Source(Remote(url=str(work.path)), state, fetcher)
 
 
 @pytest.fixture
@@ -172,8 +177,7 @@ def test_credentials_come_by_a_pipe_alone(work: Work, tmp_path: Path, state: Pat
     assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.git", b"%d" % os.getpid()]
 
 
-def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
+def test_one_process_fetches_again_and_again(work: Work, state: Path, fetcher: FetchProcess, source: Source) -> None:
     source.fetch()
     (child,) = fetchers(os.getpid())
     second = work.commit({"fleet.yaml": "second"})
@@ -209,8 +213,9 @@ def test_a_fetch_that_dies_has_failed_leaves_nothing_and_the_next_one_goes_on(
         assert (source.has(first), source.fetch()) == (True, second)
 
 
-def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
+def test_one_that_died_while_nobody_asked_is_not_missed(
+    work: Work, state: Path, fetcher: FetchProcess, source: Source
+) -> None:
     source.fetch()
     (child,) = fetchers(os.getpid())
     os.kill(child, signal.SIGKILL)
@@ -219,9 +224,8 @@ def test_one_that_died_while_nobody_asked_is_not_missed(work: Work, state: Path,
 
 
 def test_an_answer_that_was_not_waited_for_is_nobody_elses(
-    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
+    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch, source: Source
 ) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
     first = source.fetch()
     with monkeypatch.context() as patch:
         patch.setattr(Child, "answers", interrupted)
@@ -269,13 +273,6 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
             source.fetch()
 
 
-def test_an_accepted_commit_that_is_nowhere_is_told_apart(work: Work, state: Path, fetcher: FetchProcess) -> None:
-    source = Source(Remote(url=str(work.path)), state, fetcher)
-    with pytest.raises(SourceRefused, match=f"the accepted commit {'1' * 40} is not at"):
-        source.restore(Revision("1" * 40))
-    assert source.latest() == work.head
-
-
 def test_a_process_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     """It may be started when that is gone already."""
     done = subprocess.run([sys.executable, "-m", "gitboot.git", "1"], stdin=subprocess.DEVNULL, timeout=60)
@@ -316,20 +313,27 @@ def test_a_remote_comes_as_it_was_sent(
         timeout_s=seconds + 1,
         max_bytes=max_bytes,
     )
-    sent = sending.order(encode(sending.order_of("fetch", remote, Path("/state"), None, 1)))
-    assert sending.remote_of(sent) == remote
+    sent = Order(work="fetch", remote=remote, folder=Path("/state"))
+    assert order(encode(sent)) == sent
 
 
 def test_credentials_are_not_shown() -> None:
     remote = Remote(url="https://git.example.net/x", credentials=Password(password="s3cret"))
     key = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"), passphrase="s3cret")
     for each in (remote, Remote(url="ssh://git@git.example.net/x", credentials=key)):
-        assert "s3cret" not in repr(sending.order_of("fetch", each, Path("/state"), None, 1))
+        assert "s3cret" not in repr(Order(work="fetch", remote=each, folder=Path("/state")))
 
 
 @pytest.mark.parametrize("kind", [SourceError, SourceRefused, SourceTooLarge, UsageError, CorruptClone])
-def test_an_error_comes_as_it_was_raised(kind: type[SourceError]) -> None:
-    sent = sending.report(encode(sending.failed(kind("what is wrong"))))
-    assert isinstance(sent, sending.Failed)
-    found = sending.raised(sent)
-    assert (type(found), str(found)) == (kind, "what is wrong")
+def test_an_error_comes_as_it_was_raised(
+    kind: type[SourceError], state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise kind("what is wrong")
+
+    monkeypatch.setattr(InThisProcess, "carry_out", fail)
+    report = carry_out(Order(work="head", remote=Remote(url="/fleet"), folder=state))
+    monkeypatch.setattr(Child, "answers", lambda *_: [encode(report)])
+    with pytest.raises(kind, match=r"^what is wrong$") as caught:
+        fetcher.read_head(Remote(url="/fleet"), state)
+    assert type(caught.value) is kind

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import Pinned, shared
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.identity import Pinned, Sharing
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
+from gitboot.bmc.override_state import Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.identities import Machine as Described
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import STARTED, Machine
+from tests.helpers.redfish_double.profiles import GENERIC, Profile
 from tests.helpers.redfish_double.server import RedfishServer
 from tests.helpers.redfish_double.service import Service
 
@@ -31,9 +34,9 @@ SECRETS = (PASSWORD, base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode())
 ONCE = Wanted(
     reason="provision/1",
     plan_digest="d" * 64,
-    override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"),
+    override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"),
 )
-ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=Enabled.CONTINUOUS))
+ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=OverrideEnabled.CONTINUOUS))
 SET_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
 
 
@@ -44,6 +47,7 @@ class Rack:
     server: RedfishServer
     machines: list[Machine]
     folder: Path  # of credentials
+    closing: ExitStack
     now: datetime = STARTED
     written: list[tuple[str, State, int]] = field(default_factory=list)  # server, state, PATCHes until then
     records: dict[str, dict[str, OverrideRecord]] = field(default_factory=dict)
@@ -68,11 +72,21 @@ class Rack:
         self.records.setdefault(machine.name, {})[record.reason] = record
         self.written.append((machine.name, record.state, len(machine.writes)))
 
-    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> Job:
+    def connect(self, **options: Any) -> BmcConnection:
+        """Open a connection to the BMC of the first machine, which ends with the rack."""
+        credentials = Credentials(username=USER, password=PASSWORD, name="rack")
+        given = {"system": self.machine.path, "read_timeout_s": 60, **options}
+        return self.closing.enter_context(BmcConnection(self.server.url, credentials, **given))
+
+    def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine
+        pins = {self.uuids[name]: pinned for name, pinned in self.pins.items()}
+        machines = {
+            uuid: Described(uuid=uuid, name=name, macs=(), serial=None, bmc=None) for name, uuid in self.uuids.items()
+        }
         access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
-        job = Job(
+        job = BmcTask(
             server=machine.name,
             uuid=self.uuids[machine.name],
             bmc=replace(
@@ -83,16 +97,16 @@ class Rack:
             records=tuple(self.records.get(machine.name, {}).values()),
             switches=tuple(self.switches.get(machine.name, {}).values()),
             pinned=self.pins.get(machine.name),
-            shared=shared(self.pins.values(), dict.fromkeys(self.uuids.values())),
+            shared=Sharing().after(pins, machines).values,
         )
         return replace(job, **changed)
 
-    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> Result:
+    def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
         """A job done here and now."""
         job = self.job(wanted, **changed)
         credentials = Credentials(username=USER, password=password)
         with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:
-            result = bring_about(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now)
+            result = OverrideSession(bmc, job, lambda record: self.write(job.uuid, record), lambda: self.now).run()
         if result.pinned is not None:
             self.pins[job.server] = result.pinned
         return result
@@ -142,11 +156,11 @@ MakeRack = Callable[..., Rack]
 def racks(folder: Path) -> Iterator[MakeRack]:
     with ExitStack() as stack:
 
-        def make_rack(*machines: Machine, **more: Any) -> Rack:
-            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"))]
+        def make_rack(*machines: Machine, profile: Profile = GENERIC, **more: Any) -> Rack:
+            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"), profile=profile)]
             service = Service(*found, credentials={USER: PASSWORD})
             write_credentials(folder / "credentials")
             server = stack.enter_context(RedfishServer(service, **more))
-            return Rack(server=server, machines=found, folder=folder / "credentials")
+            return Rack(server=server, machines=found, folder=folder / "credentials", closing=stack)
 
         yield make_rack

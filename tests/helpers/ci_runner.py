@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 import yaml
 
 from gitboot.cli.commands.init import CI, PACKAGES, ci_path
@@ -323,3 +324,9 @@ def on_gitlab(
 def _job(fleet: Fleet, job: dict[str, Any], environment: dict[str, str]) -> tuple[int, str]:
     lines = [*job.get("before_script", []), *job["script"]]
     return shell(fleet.job, "\n".join(lines), environment | job.get("variables", {}))
+
+
+JOBS: Final = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
+# What a branch changes in the fleet that `gitboot init` writes: a path, what is replaced, and by what.
+HARMLESS: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
+INVALID: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}

@@ -6,24 +6,22 @@ that what is loaded from it can be compared with it.
 
 from __future__ import annotations
 
-import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from enum import Enum
 from ipaddress import ip_network
-from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 import yaml
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from gitboot.fleet.resources import KINDS, Resource
+from gitboot.fleet.resources import KINDS
 from gitboot.jsonio import format_instant
 from gitboot.model import scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window
-from gitboot.model.fields import Scalar, alias_of
+from gitboot.model.fields import Scalar, declared_fields
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
@@ -153,30 +151,26 @@ def fields(hint: Any, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]
     elif origin in (Union, types.UnionType):
         for each in arguments:
             yield from fields(each, path)
-    elif dataclasses.is_dataclass(hint):
-        hints = get_type_hints(hint, include_extras=True)
-        for field in dataclasses.fields(hint):
-            yield from fields(hints[field.name], f"{path}.{alias_of(field)}".removeprefix("."))
+    elif hasattr(hint, "__dataclass_fields__"):
+        for field in declared_fields(hint):
+            yield from fields(field.type, f"{path}.{field.alias}".removeprefix("."))
 
 
 def _scalar(metadata: tuple[Any, ...]) -> Strategy | None:
     for each in metadata:
         if isinstance(each, Scalar) and each.parse in _SCALARS:
             return _SCALARS[each.parse]
-        if isinstance(each, Scalar) and each.schema and "enum" in each.schema:
+        if isinstance(each, Scalar) and "enum" in each.schema:
             return st.sampled_from(each.schema["enum"])
     return None
 
 
 def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
-    hints = get_type_hints(struct, include_extras=True)
-    fields = dataclasses.fields(struct)
-    drawn = {alias_of(field): _of(hints[field.name], field.metadata.get("min_length", 0)) for field in fields}
-    required = {alias_of(field) for field in fields if field.default is field.default_factory is dataclasses.MISSING}
+    declared = [(field, _of(field.type, field.min_length)) for field in declared_fields(struct)]
     strategy = st.fixed_dictionaries(
-        {alias: each for alias, each in drawn.items() if alias in required},
-        optional={alias: each for alias, each in drawn.items() if alias not in required},
+        {field.alias: each for field, each in declared if field.is_required},
+        optional={field.alias: each for field, each in declared if not field.is_required},
     )
     return strategy.map(_FITTING[struct]) if struct in _FITTING else strategy
 
@@ -265,16 +259,6 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
 
 
 # Back to YAML
-
-
-_ADAPTERS: Final = {kind: TypeAdapter[Any](kind) for kind in KINDS.values()}
-
-
-def plain(resource: Resource) -> Document:
-    """A resource as a document that says everything, defaults too."""
-    adapter = _ADAPTERS[type(resource)]
-    dumped: Document = adapter.dump_python(resource, mode="json", by_alias=True, exclude_none=True)
-    return dumped
 
 
 LAYOUTS: Final = st.fixed_dictionaries(

@@ -15,7 +15,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import Evaluation, assembled
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Reader
@@ -39,7 +39,7 @@ class Here(Evaluation):
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference, self._site)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference, self._site)))
 
 
 class Slow(Here):

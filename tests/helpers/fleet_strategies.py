@@ -24,9 +24,13 @@ from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
 from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.paths import File
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
+from gitboot.resolve.provisioning_record import (
+    Record,
+    Run,
+)
 from gitboot.resolve.server_decision import Decision, Decisions, idle
 from gitboot.resolve.server_plan import BootPlan
 from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of

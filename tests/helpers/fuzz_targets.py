@@ -21,7 +21,7 @@ from typing import Final
 
 from gitboot.artifacts.oci import chosen, files, parse_manifest
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override
+from gitboot.bmc.override_state import Override
 from gitboot.bmc.override_steps import OFF, fit
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.evaluated_fleet import about_all
@@ -40,6 +40,7 @@ from gitboot.render import endpoint_files
 from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime
@@ -172,7 +173,7 @@ def redfish(data: bytes) -> None:
     bmc = _bmc()
     bmc.answers = iter(data.split(b"\n~~\n"))
     wanted = Override(
-        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/x"
+        enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/x"
     )
     credentials = Credentials(username="root", password=PASSWORD, name="rack")
     said = ""

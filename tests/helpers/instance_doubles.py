@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from gitboot.bmc.step_runner import Job, Result
+from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.child_processes import encode
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError
@@ -18,7 +18,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fleet.identities import BmcAccess
@@ -124,7 +124,7 @@ class Commits:
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference)))
 
     def keep(self, revision: Revision) -> None:
         """There is no cache."""
@@ -180,7 +180,7 @@ class Gate:
     takes: bool = True  # whether jobs are taken
     gives: bool = True  # whether what came of those that have ended is given
 
-    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
     def forget(self, uuids: frozenset[SystemUuid]) -> None:
@@ -189,7 +189,7 @@ class Gate:
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         return self.bmcs.finished(wait_all=wait_all) if self.gives else {}
 
     def close(self) -> None:

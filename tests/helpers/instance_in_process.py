@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 from gitboot.controller.instance.assembly import running
 from gitboot.controller.instance.settings import (
@@ -28,6 +29,7 @@ from gitboot.review.guards import Limits
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime, uptime
 from tests.helpers.evaluated_commits import Here, Slow
+from tests.helpers.fleets import at
 from tests.helpers.instance_doubles import UNGUARDED
 
 
@@ -95,3 +97,17 @@ def in_process(
         if initial is not None:
             instance_tables.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")
+
+
+NOON: Final = at("20T12:00")
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    """Fetch, and reconcile once, so long after noon."""
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def applied(parts: Parts) -> str | None:
+    """Return the commit of the published files."""
+    return parts.reconciler.status.applied

@@ -11,7 +11,7 @@ from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, rend
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
-from gitboot.render.plan_and_record_files import PAGE
+from gitboot.render.paths import PAGE
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
 from tests.fetchlog.test_unknown_machines_components import SENT

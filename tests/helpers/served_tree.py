@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gitboot.cli.evaluated_fleet import Planned, about_all
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
@@ -36,9 +36,9 @@ from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.render.server_files import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_plan import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests.helpers import httpx_client
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
@@ -278,7 +278,7 @@ def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
     return True
 
 
-def rendered_states(standing: Standing) -> dict[str, RenderedState]:
+def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
     """What an instance has planned last, with the files that it makes of that."""
     commit = standing.commit
     if commit is None:

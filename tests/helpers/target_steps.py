@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.targets.follower import FollowedBy
-from gitboot.publish.targets.sync_steps import Claim, FileStore, FollowedTree, StoreTarget, after, next_step
+from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, after, next_step
 
 _place = Disk.place
 
@@ -34,7 +34,7 @@ def bring_up(target: FollowedBy, tree: FollowedTree) -> int:
 
 def followed(store: FileStore, root: Path, *, name: str = "target", ledger: str = "test") -> StoreTarget:
     """Have a new process bring a target in a store up to the directory at ``root``, and return its target."""
-    target = StoreTarget(name, Claim(name, ledger=ledger, heir_of=lambda: None, writer=f"{ledger}-1"), lambda: store)
+    target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer=f"{ledger}-1")
     bring_up(target, FollowedTree(root))
     return target
 

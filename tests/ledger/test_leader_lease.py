@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
@@ -46,7 +46,7 @@ from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetch
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_decision import BootFile, OverrideEnabled, OverrideTarget
 from gitboot.status.events import Event
 from tests.helpers.fleets import at
 from tests.helpers.instance_process import eventually
@@ -299,7 +299,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
     record = OverrideRecord(
         reason="maintenance/repair/1",
         plan_digest="d",
-        override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE),
+        override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE),
         marks=Marks(),
         state=State.WITHDRAWING,
         at=NOON,

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import BootTarget, Enabled, Medium, MediumState, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
@@ -36,9 +36,13 @@ from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
-from gitboot.resolve.server_decision import WithheldBoot
-from gitboot.resolve.server_plan import Offer, Phase, Stoppage
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, WithheldBoot
+from gitboot.resolve.server_plan import (
+    Offer,
+    Phase,
+)
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
 from tests.helpers.fleets import at, uuid_of
@@ -47,7 +51,7 @@ from tests.helpers.postgresql import PostgresServer
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 NOON = at("20T12:00")
-ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
 
 
 PLAN, OTHER_PLAN = Digest("a" * 64), Digest("b" * 64)
@@ -444,8 +448,8 @@ OVERRIDES = st.builds(
     plan_digest=TEXTS,
     override=st.builds(
         Override,
-        enabled=st.sampled_from(Enabled),
-        target=st.sampled_from(BootTarget) | TEXTS,
+        enabled=st.sampled_from(OverrideEnabled),
+        target=st.sampled_from(OverrideTarget) | TEXTS,
         mode=st.none() | st.sampled_from(["UEFI", "Legacy"]),
         http_boot_uri=st.none() | TEXTS,
     ),

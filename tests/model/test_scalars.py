@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from ipaddress import ip_address
-from typing import Any
+from ipaddress import IPv6Address, ip_address
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -334,3 +334,19 @@ def test_an_ipv4_address_is_what_the_standard_library_takes_for_one(form: str, b
     with suppress(Malformed):
         found = parse_interface_address(address)
     assert found == expected
+
+
+_GROUPS: Final = st.lists(st.sampled_from(("0", "1", "a", "db8", "ffff", "00", "0db8", "fe80")), max_size=8)
+
+
+@given(_GROUPS, st.sampled_from(("::", ":", "")), _GROUPS)
+def test_ipv6_addresses_are_read_as_ipaddress_reads_them(before: list[str], between: str, after: list[str]) -> None:
+    text = ":".join(before) + between + ":".join(after)
+    try:
+        expected = str(IPv6Address(text))
+    except ValueError:
+        expected = ""
+    try:
+        assert parse_interface_address(text) == expected
+    except Malformed:
+        assert not expected

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import TypeAdapter
-
+from gitboot.model.fields import read
 from gitboot.model.scalars import Name
-from gitboot.model.selectors import Select, Selector, selects
+from gitboot.model.selectors import Select, selects
 from tests.helpers.cases import for_each
 
-_SELECT: TypeAdapter[Literal["All", "None"] | Selector] = TypeAdapter(Select)
-
+_SELECT: Any = Select
 LABELS = {"role": "web", "site": "fra1", "gpu": ""}
 
 
 def selected(select: Any) -> bool:
     """Whether web01 is selected, by its labels or its name."""
-    return selects(_SELECT.validate_python(select), Name("web01"), LABELS)
+    return selects(read(_SELECT, select), Name("web01"), LABELS)
 
 
 @for_each(

@@ -79,8 +79,8 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
         pytest.param(
             ("cli.commands.serve", "endpoint.app", "endpoint.recorder", "endpoint.server"),
             {
-                "gitboot.resolve.boot_composition",
-                "gitboot.resolve.templates",
+                "gitboot.model.fields",
+                "gitboot.resolve.server_decision",
                 "jinja2",
                 "msgspec",
                 "pydantic",

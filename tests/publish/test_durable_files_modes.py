@@ -92,16 +92,16 @@ def test_a_tree_that_stood_open_is_closed_but_for_files_of_operators(root: Path,
 def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topmost folders say that all below them is done: they come last."""
     publish(root, OPEN)
-    left, give = 5, TreeModes.give_file
+    left, give = 5, TreeModes.give
 
-    def fail(self: TreeModes, fd: int) -> None:
+    def fail(self: TreeModes, fd: int, mode: int) -> None:
         nonlocal left
         if (left := left - 1) < 0:
             raise OSError(5, "the power goes")
-        give(self, fd)
+        give(self, fd, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(TreeModes, "give_file", fail)
+        patched.setattr(TreeModes, "give", fail)
         with pytest.raises(PublishError, match="the power goes"):
             publish(root, closed())
     assert not of_kind(root, closed())

@@ -39,6 +39,7 @@ from gitboot.publish.mirror_comparison import (
     judge_absence,
     left_over,
 )
+from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from tests.helpers.documentation import RSYNC, page_script
 from tests.helpers.fleets import SEED, fleet, policy, server
@@ -310,16 +311,17 @@ def test_what_is_not_answered_is_unknown_and_no_fault_of_the_copy(mirror: CopySe
 
 def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
     file = min(expected(output).values(), key=lambda each: each.path)
+    size = file.versions[0].size_bytes
 
     def answer(client: Client) -> None:
-        client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {file.size}\r\n\r\n".encode())
+        client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode())
         if asked.requests[-1].startswith(b"GET"):
             client.drip(b"")
 
     rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
     with strange_server(answer) as asked:
         mirror = WebMirror(asked.url, None, parallel=1, reads_entries=True, rate=rate)
-        assert "it sent less than 1048576 bytes" in mirror.look(file).trouble
+        assert "it sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
 
 
 def test_a_mirror_that_nobody_is_at_is_one_error(
@@ -419,7 +421,7 @@ def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
 
     mirror = FolderMirror(tmp_path / "output/boot", tmp_path / "output")
     found = compared(partial(expected, tmp_path / "output"), mirror, parallel=2, begun=publish, done=lambda _: None)
-    assert found == ((), len(FLEET.boot_files), ())
+    assert (found.findings, found.files, found.unread) == ((), len(FLEET.boot_files), ())
 
 
 @pytest.mark.parametrize("where", ["nowhere", "file:///nowhere", "ftp://127.0.0.1/x", "https://a:b@c/x"])
@@ -445,8 +447,9 @@ def test_an_absent_path_is_absent_by_any_refusal() -> None:
 
 
 def test_content_that_is_named_by_its_digest_was_never_another() -> None:
-    file = MirrorFile(path=f"o/{'a' * 64}/user-data", sha256="b" * 64, size=3, modified=1000)
-    found = judge(file, MirrorAnswer(status=200, size=4, modified=1))
+    version = FileVersion(None, "b" * 64, 3)
+    file = MirrorFile(path=f"o/{'a' * 64}/user-data", right=(version,), versions=(version,), modified=1000)
+    found = judge(file, MirrorAnswer(status=200, size=4, modified=1)).finding
     assert found is not None and found.fault is MirrorFault.WRONG
 
 

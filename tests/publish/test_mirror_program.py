@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -244,27 +244,81 @@ def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp
         assert (done.returncode, host.boots()) == (0, script), done.stderr
 
 
-@pytest.mark.parametrize("source", ["there", "gone"])
-def test_a_window_that_has_ended_stays_ended_though_the_clock_goes_back(
-    publisher: SignedSite, host: MirrorHost, source: str
+class Step(NamedTuple):
+    """A copy at a time, perhaps after a publication, and whether the mirror boots the window then."""
+
+    now: datetime
+    is_open: bool = False
+    fleet: Fleet | None = None  # is published before
+    made: datetime | None = None  # the time of its list; None: the time of the copy
+    is_reachable: bool = True  # whether the mirror reaches the publisher
+
+
+EPOCH, BEFORE = datetime(1970, 1, 1, tzinfo=UTC), at("20T21:00")
+ADDED = window(added=b"#!ipxe\n")
+LONGER = planned(*ALWAYS, maintenance("repair", "20T22:00 21T06:00"), now=INSIDE)
+BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True, INSIDE), (False, AFTER))}
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param(
+            [Step(INSIDE, True), Step(ENDS), Step(INSIDE), Step(ENDS - SECOND), Step(EPOCH)],
+            id="a window that has ended stays ended though the clock goes back",
+        ),
+        pytest.param(
+            [
+                Step(INSIDE, True),
+                Step(ENDS),
+                *(Step(now, is_reachable=False) for now in (INSIDE, ENDS - SECOND, EPOCH)),
+            ],
+            id="also if the publisher is gone",
+        ),
+        # A mirror cannot know what was decided since.
+        pytest.param([Step(BEFORE, fleet=window(BEFORE)), Step(INSIDE)], id="only the publisher opens windows"),
+        pytest.param([Step(ENDS + timedelta(days=30))], id="an expired list still ends windows"),
+        pytest.param(
+            [Step(INSIDE, True), Step(ENDS), Step(ENDS + timedelta(hours=1), fleet=window())],
+            id="the window of a list has ended, whoever has published the list",
+        ),
+        pytest.param(
+            [
+                Step(datetime(2040, 1, 1, tzinfo=UTC)),
+                Step(INSIDE + SECOND, fleet=ADDED),
+                Step(INSIDE + 2 * SECOND, True, fleet=LONGER),
+                Step(at("21T06:00")),
+            ],
+            id="a clock that was ahead is corrected by the next list, and a commit that prolongs the window opens it",
+        ),
+        # A mirror is without its publisher for two days. Then it reaches a list of the window, and its clock goes back.
+        pytest.param(
+            [
+                Step(INSIDE, True),
+                Step(ENDS + timedelta(days=2), fleet=ADDED, made=INSIDE + SECOND, is_reachable=False),
+                *(Step(now) for now in (INSIDE + SECOND, EPOCH, INSIDE + 2 * SECOND)),
+            ],
+            id="a list that expired on its way opens no window that has ended",
+        ),
+        # The clock goes back after the end, and then a newer list arrives that was made in the window.
+        pytest.param(
+            [Step(INSIDE, True), Step(ENDS), Step(INSIDE + SECOND, fleet=ADDED, made=ENDS - SECOND)],
+            id="a list that waited for its copy opens no window again",
+        ),
+    ],
+)
+def test_a_window_that_has_ended_is_opened_only_by_a_newer_list(
+    publisher: SignedSite, host: MirrorHost, steps: list[Step]
 ) -> None:
-    assert host.run(INSIDE) == 0
-    assert host.run(ENDS) == 0
-    if source == "gone":
-        shutil.rmtree(publisher.boot)
-    for now in (INSIDE, ENDS - SECOND, datetime(1970, 1, 1, tzinfo=UTC)):
-        assert host.run(now) == (0 if source == "there" else 1)
-        assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
-
-
-def test_no_window_is_opened_by_the_mirror(publisher: SignedSite, host: MirrorHost) -> None:
-    """Only the publisher opens windows: a mirror cannot know what was decided since."""
-    before = at("20T21:00")
-    publisher.publish(window(before), before)
-    assert host.run(before) == 0
-    assert host.boots() == ENDED
-    assert host.run(INSIDE) == 0
-    assert host.boots() == ENDED
+    reachable, fleet = host.source, None
+    for step in steps:
+        if step.fleet is not None:
+            publisher.publish(fleet := step.fleet, step.made or step.now)
+        host.source = reachable if step.is_reachable else "/nowhere"
+        assert host.run(step.now) == (0 if step.is_reachable else 1)
+        assert (host.boots(), host.boots(BY_MAC)) == BOOTS[step.is_open]
+        is_added = step.is_reachable and fleet is ADDED
+        assert not is_added or host.boots("/added") == b"#!ipxe\n"
 
 
 def test_no_step_of_a_copy_opens_a_window_that_has_ended(
@@ -283,58 +337,6 @@ def test_no_step_of_a_copy_opens_a_window_that_has_ended(
     monkeypatch.setattr(os, "replace", noting)
     assert host.run(ENDS + SECOND) == 0
     assert (seen, host.boots("/added")) == ({ENDED}, b"#!ipxe\n")
-
-
-def test_an_expired_list_still_ends_windows(publisher: SignedSite, host: MirrorHost) -> None:
-    later = ENDS + timedelta(days=30)
-    assert host.run(later) == 0
-    assert host.boots() == ENDED
-
-
-def test_a_publisher_that_lives_publishes_the_next_window(publisher: SignedSite, host: MirrorHost) -> None:
-    host.run(INSIDE)
-    host.run(ENDS)
-    again = at("21T04:00") + timedelta(hours=1)
-    publisher.publish(window(), again)
-    assert host.run(again) == 0
-    assert host.boots() == ENDED, "the window of this list has ended, whoever has published it"
-
-
-def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: SignedSite, host: MirrorHost) -> None:
-    """The window that it has ended stays ended. A commit that prolongs the window opens it."""
-    host.run(datetime(2040, 1, 1, tzinfo=UTC))
-    assert host.boots() == ENDED
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
-    assert host.run(INSIDE + SECOND) == 0
-    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
-    longer = maintenance("repair", "20T22:00 21T06:00")
-    publisher.publish(planned(*ALWAYS, longer, now=INSIDE), INSIDE + 2 * SECOND)
-    assert host.run(INSIDE + 2 * SECOND) == 0
-    assert host.boots() == WINDOW
-    assert host.run(at("21T06:00")) == 0
-    assert host.boots() == ENDED
-
-
-def test_a_list_that_expired_on_its_way_opens_no_window_that_has_ended(publisher: SignedSite, host: MirrorHost) -> None:
-    """A mirror is without its publisher for two days. Then it reaches a list of the window, and its clock goes back."""
-    host.run(INSIDE)
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
-    reachable, host.source = host.source, "/nowhere"
-    assert host.run(ENDS + timedelta(days=2)) == 1
-    assert host.boots() == ENDED
-    host.source = reachable
-    for now in (INSIDE + SECOND, datetime(1970, 1, 1, tzinfo=UTC), INSIDE + 2 * SECOND):
-        assert host.run(now) == 0
-        assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
-
-
-def test_a_list_that_waited_for_its_copy_opens_no_window_again(publisher: SignedSite, host: MirrorHost) -> None:
-    """The clock goes back after the end, and then a newer list arrives that was made in the window."""
-    host.run(INSIDE)
-    assert host.run(ENDS) == 0
-    publisher.publish(window(added=b"#!ipxe\n"), ENDS - SECOND)
-    assert host.run(INSIDE + SECOND) == 0
-    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
 
 
 def test_a_window_that_a_commit_took_back_ends_though_its_copy_was_broken_off(

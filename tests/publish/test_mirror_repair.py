@@ -19,14 +19,14 @@ from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
-from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
+from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.configuration import give_credentials
 from tests.helpers.fleets import at
@@ -169,7 +169,7 @@ def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
     written: list[str] = []
     write = FolderStore.replace
 
-    def noted(store: FolderStore, path: str, file: RightFile, found: str | None) -> None:
+    def noted(store: FolderStore, path: str, file: TargetFile, found: str | None) -> None:
         written.append(path)
         write(store, path, file, found)
 
@@ -217,11 +217,23 @@ class WatchedStore(FolderStore):
         self.written: dict[str, list[bytes]] = {}
         self._happen, self._numbers = happen, count(1)
 
-    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
         super().replace_each(files)
         for path, (file, _) in files.items():
             self.written.setdefault(path, []).append(file.content)
         self._happen(next(self._numbers))
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> SignedSite:
+    return with_window(tmp_path / "publisher")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A mirror without files."""
+    (folder := tmp_path / "boot").mkdir()
+    return folder
 
 
 def with_window(folder: Path) -> SignedSite:
@@ -248,9 +260,9 @@ def mend(
     return repair(store, publisher.root, [ALL], clock, parallel=1, begun=begun, done=_ignore, retry_s=0)
 
 
-def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(tmp_path: Path) -> None:
-    publisher = with_window(tmp_path / "publisher")
-    (copy := tmp_path / "boot").mkdir()
+def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(
+    empty: Path, publisher: SignedSite
+) -> None:
     windows = (publisher.boot / ENTRY[1:]).read_bytes()
     tries: list[int] = []
 
@@ -259,19 +271,17 @@ def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_bac
             without_window(publisher)
         tries.append(number)
 
-    with closing(WatchedStore(copy)) as store:
+    with closing(WatchedStore(empty)) as store:
         mend(store, publisher, begun=end)
     assert (len(tries), windows in store.written[ENTRY[1:]]) == (2, False)
-    assert as_published(copy, publisher.root)
+    assert as_published(empty, publisher.root)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
 def test_finding_m6_a_window_that_ends_after_any_stage_of_a_repair_is_not_served_when_it_has_ended(
-    tmp_path: Path, number: int
+    empty: Path, publisher: SignedSite, number: int
 ) -> None:
     """The stages are content, boot scripts, two of scripts for all machines, the list, and its timestamp."""
-    publisher = with_window(tmp_path / "publisher")
-    (copy := tmp_path / "boot").mkdir()
 
     windows = (publisher.boot / ENTRY[1:]).read_bytes()
 
@@ -279,46 +289,47 @@ def test_finding_m6_a_window_that_ends_after_any_stage_of_a_repair_is_not_served
         if stage == number:
             without_window(publisher)
 
-    with closing(WatchedStore(copy, end)) as store:
+    with closing(WatchedStore(empty, end)) as store:
         done = mend(store, publisher)
     assert (publisher.boot / ENTRY[1:]).read_bytes() != windows, "the repair has that many stages"
     paths = {each.path for each in done.repairs}
-    assert as_published(copy, publisher.root)
+    assert as_published(empty, publisher.root)
     assert paths >= {ENTRY[1:], FIRST[1:], "signed/timestamp.json"}, "what an earlier try wrote is reported"
 
 
-def test_finding_m6_a_version_whose_time_passes_during_a_repair_is_not_written(tmp_path: Path) -> None:
+def test_finding_m6_a_version_whose_time_passes_during_a_repair_is_not_written(
+    empty: Path, publisher: SignedSite
+) -> None:
     """The publisher is dead, so the tree stays as it is."""
-    publisher = with_window(tmp_path / "publisher")
-    (copy := tmp_path / "boot").mkdir()
     windows, now = (publisher.boot / ENTRY[1:]).read_bytes(), [ENDS - timedelta(seconds=1)]
 
     def end(_: int) -> None:
         now[0] = ENDS
 
-    with closing(WatchedStore(copy)) as store:
+    with closing(WatchedStore(empty)) as store:
         mend(store, publisher, lambda: now[0], begun=end)
     assert (windows in store.written[ENTRY[1:]], ENTRY[1:] in store.written) == (False, True)
 
 
-def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_message(tmp_path: Path) -> None:
-    publisher = with_window(tmp_path / "publisher")
-    (copy := tmp_path / "boot").mkdir()
+def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_message(
+    empty: Path, publisher: SignedSite
+) -> None:
     fleets = cycle((planned(*ALWAYS, now=INSIDE), planned(*ALWAYS, REPAIR, now=INSIDE)))
 
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
     with (
-        closing(WatchedStore(copy)) as store,
+        closing(WatchedStore(empty)) as store,
         pytest.raises(PublishError, match=r"was published to meanwhile; run the command"),
     ):
         mend(store, publisher, begun=publish)
     assert store.written == {}
 
 
-def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(tmp_path: Path) -> None:
-    publisher = with_window(tmp_path / "publisher")
+def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
+    publisher: SignedSite, tmp_path: Path
+) -> None:
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
@@ -346,9 +357,10 @@ def test_a_repair_writes_nothing_by_a_list_of_an_earlier_publication(output: Pat
     assert store.written == {}
 
 
-def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_list(tmp_path: Path) -> None:
+def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_list(
+    publisher: SignedSite, tmp_path: Path
+) -> None:
     """As after a restore, or if --tree names the OUTPUT of a host that has been replaced."""
-    publisher = with_window(tmp_path / "publisher")
     older = shutil.copytree(publisher.root, tmp_path / "older")
     without_window(publisher)
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
@@ -360,8 +372,7 @@ def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_li
     assert repaired(copy, publisher.root, ENTRY)[0] == 0
 
 
-def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(tmp_path: Path) -> None:
-    publisher = with_window(tmp_path / "publisher")
+def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: SignedSite, tmp_path: Path) -> None:
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     behind = INSIDE - TOLERANCE * 2
@@ -409,8 +420,9 @@ def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
         assert (done.returncode, "is the tree itself" in done.stderr) == (64, True)
 
 
-def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_begins_stops_it(tmp_path: Path) -> None:
-    publisher = with_window(tmp_path / "publisher")
+def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_begins_stops_it(
+    publisher: SignedSite, tmp_path: Path
+) -> None:
     target = folder_target(tmp_path / "target", publisher.root)
     tree, boot = FollowedTree(publisher.root), tmp_path / "target/boot"
     edit(boot / ENTRY[1:])
@@ -440,7 +452,7 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
 
     def take_over(stage: int) -> None:
         with closing(TargetFolder(tmp_path / "target")) as opened:
-            Claim("target", ledger="heir", heir_of=lambda: "test", writer="heir-1").make(opened)
+            StoreTarget("target", lambda: opened, ledger="heir", heir_of=lambda: "test", writer="heir-1").load()
 
     with closing(WatchedStore(boot, take_over)) as store, pytest.raises(ForeignTree, match="ledger heir, not to test"):
         repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore, retry_s=0)
@@ -448,9 +460,10 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
     assert (boot / FIRST[1:]).read_bytes() == spoiled
 
 
-def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(tmp_path: Path) -> None:
+def test_finding_m6_a_target_is_repaired_only_if_it_holds_what_the_tree_has(
+    publisher: SignedSite, tmp_path: Path
+) -> None:
     """A file that the target's records do not list would be in the way of the instance."""
-    publisher = with_window(tmp_path / "publisher")
     folder_target(tmp_path / "target", publisher.root)
     without_window(publisher)
     with closing(WatchedStore(tmp_path / "target/boot")) as store:
@@ -516,9 +529,7 @@ def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, outpu
     assert store.contents("boots") == before
 
 
-def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(
-    store: Store, output: Path, tmp_path: Path
-) -> None:
+def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(store: Store, output: Path) -> None:
     store.make("replaced")
     address = parse_target(f"s3://replaced?endpoint={store.url}")
     assert isinstance(address, BucketAddress)

@@ -8,7 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -27,12 +27,13 @@ from gitboot.publish import durable_files
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import Disk, staged
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
-from gitboot.publish.publisher import Directory, Published, would_change
+from gitboot.publish.publisher import Directory, Looked, Published
 from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType, File, Files
-from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
+from tests.helpers import failing_disk
+from tests.helpers.published_trees import owner, publish_files, server_files, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -77,6 +78,12 @@ def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffe
         return publish_files(directory, files, commit=commit, at=at)
 
 
+def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> Published:
+    """What a publication would do."""
+    looked = Looked(root, ledger="ours", heir_of=None)
+    return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
+
+
 def on_disk(root: Path) -> dict[str, bytes]:
     """The files that stand in a tree, without what is written about it."""
     return {
@@ -108,21 +115,6 @@ def folders(root: Path) -> set[str]:
 
 
 # What is published
-
-
-def test_a_tree_holds_exactly_the_planned_files(root: Path) -> None:
-    published = publish(root, tree())
-    assert on_disk(root) == contents(tree())
-    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=len(tree()))
-
-
-def test_the_manifest_lists_them(root: Path) -> None:
-    publish(root, tree(), commit="c0ffee", ledger="ours")
-    manifest = read_manifest(root)
-    assert manifest is not None
-    assert (manifest.stamp.commit, manifest.stamp.ledger) == ("c0ffee", "ours")
-    assert list(manifest.files) == sorted(whole(tree()))
-    assert manifest.files[ENTRY] == Listed(tree()[ENTRY].sha256, len(tree()[ENTRY].content))
 
 
 def test_the_manifest_is_json_from_whose_head_digests_lead_to_every_file(root: Path) -> None:
@@ -228,26 +220,25 @@ def test_publishing_the_same_files_twice_writes_nothing(
     assert states(root).items() >= before.items()
 
 
-def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(root: Path) -> None:
-    publish(root, tree())
-    before = states(root)
-    files = {**tree(), ENTRY: File(b"another\n")}
-    assert publish(root, files).written == (ENTRY,)
-    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
-    node, leaf = place_of(OWNER)
-    assert rewritten - {"ops/.gitboot/lock"} == {
-        *(ENTRY, STATE),
-        *(leaf_path(node, leaf), node_path(node), "ops/manifest.json"),
-    }
+NODE, LEAF = place_of(OWNER)
 
 
-def test_a_commit_that_changes_no_file_rewrites_the_head_only(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        pytest.param({ENTRY: File(b"another\n")}, {ENTRY, STATE, leaf_path(NODE, LEAF), node_path(NODE)}, id="a file"),
+        pytest.param({}, set(), id="the commit alone"),
+    ],
+)
+def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
+    root: Path, changed: Files, parts: set[str]
+) -> None:
     publish(root, tree(), commit="one")
     before = states(root)
-    publish(root, tree(), commit="two")
+    assert publish(root, {**tree(), **changed}, commit="two").written == tuple(changed)
     rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
-    assert rewritten - {"ops/.gitboot/lock"} == {"ops/manifest.json"}
-    assert on_disk(root) == contents(tree())
+    assert rewritten - {LOCK} == {*parts, "ops/manifest.json"}
+    assert on_disk(root) == contents({**tree(), **changed})
 
 
 def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,24 +264,6 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypa
     assert set(looked) == own.keys()
     assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
     assert on_disk(root) == contents(files)
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_told_paths_are_written_withdrawn_and_left_as_planned(root: Path, restarted: bool) -> None:
-    publish(root, tree(servers=2))
-    files = tree(servers=2)
-    del files["ops/serve/nginx.conf"]
-    files["ops/serve/Caddyfile"] = File(b"caddy\n")
-    changed = ["boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "ops/not/planned"]
-    with Directory.open(root, ledger="ours") as directory:
-        if not restarted:
-            publish_files(directory, tree(servers=2), commit="one", at=AT)
-        published = publish_files(directory, files, commit="two", at=AT, changed=changed)
-        assert published.written == ("ops/serve/Caddyfile",)
-        assert published.withdrawn == ("ops/serve/nginx.conf",)
-        assert publish_files(directory, files, commit="two", at=AT).written == ()
-    assert on_disk(root) == contents(files)
-    assert verify(root) == ()
 
 
 # The order, and the age of versions
@@ -570,13 +543,6 @@ def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
     assert verify(root) == ()
 
 
-def test_a_file_that_is_gitboots_and_was_edited_is_published_again(root: Path) -> None:
-    publish(root, tree())
-    (root / ENTRY).write_text("edited by hand\n")
-    assert publish(root, tree()).written == (ENTRY,)
-    assert on_disk(root) == contents(tree())
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -615,7 +581,7 @@ def test_a_tree_of_another_ledger_is_left_alone(root: Path) -> None:
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
         publish(root, tree(2), ledger="ours")
     with pytest.raises(ForeignTree):
-        would_change(*split(tree(2)), root, ledger="ours", at=AT)
+        look_at(root, *split(tree(2)))
     before.pop("ops/.gitboot/lock")
     assert everything(root).items() >= before.items()
 
@@ -718,9 +684,9 @@ def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkey
     read: list[str] = []
 
     class Watched(Disk):
-        def read(self, path: str) -> bytes | None:
+        def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
             read.append(path)
-            return super().read(path)
+            return super().read(path, max_bytes)
 
     publish(root, tree())
     lose(root / IMMUTABLE)
@@ -741,7 +707,6 @@ def test_states_and_the_index_are_made_good(root: Path, damage: Callable[[Path],
     assert verify(root) == ()
 
 
-NODE, LEAF = place_of(OWNER)
 PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manifest/shared.json")
 
 
@@ -847,7 +812,7 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
         publish(root, tree(2), at=AT - GRACE)
     stood = states(root.parent)
     servers, shared = split(tree(3))
-    expected = would_change(servers, shared, root, ledger="ours", at=AT)
+    expected = look_at(root, servers, shared)
     assert states(root.parent) == stood
     with Directory.open(root, ledger="ours") as directory:
         done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
@@ -857,26 +822,20 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
 # Where writing fails
 
 
-def publish_elsewhere(root: Path, *, after: str) -> str:
-    """What a process of its own says that does something first, and then publishes."""
-    script = f"""
-import os, resource, sys
+PUBLISH_AS_NOBODY = """
+import os, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
 from gitboot.publish.publisher import Directory
-from gitboot.render.paths import File
-{after}
+if os.geteuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
 try:
-    with Directory.open(Path(sys.argv[1]), ledger="ours") as directory:
-        files = {{f"boot/{{number}}": File(b"x" * 9000) for number in range(20)}}
-        directory.publish({{}}, files, complete=True, commit="two", at=datetime.now(UTC))
+    Directory.open(Path(sys.argv[1]), ledger="ours")
 except PublishError as error:
     print(error)
 """
-    return subprocess.run(
-        [sys.executable, "-c", script, str(root)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
 
 
 def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
@@ -885,32 +844,17 @@ def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
         Path(folder).chmod(0o755)
         publish(root, tree())
         (root / LOCK).chmod(0o444)
-        said = publish_elsewhere(root, after="if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)")
-        assert said == f"{root / LOCK}: Permission denied (let the user that gitboot runs as write there)\n"
+        said = subprocess.run(
+            [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)], cwd=ROOT, capture_output=True
+        ).stdout
+        assert said.decode() == f"{root / LOCK}: Permission denied (let the user that gitboot runs as write there)\n"
         assert verify(root) == ()
-
-
-def test_a_disk_that_is_full_leaves_what_was_there(root: Path) -> None:
-    """A limit on the size of files stands for the disk: the system refuses the same call."""
-    publish(root, tree())
-    said = publish_elsewhere(root, after="resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))")
-    assert said == f"{root}/boot/0: File too large\n"
-    assert on_disk(root) == contents(tree())
-    assert publish(root, tree(2)).written
-    assert verify(root) == ()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with failing_disk.small_disk(tmp_path, name="disk") as folder:
+        yield folder
 
 
 def test_a_full_disk_takes_the_next_pass_when_there_is_space(small_disk: Path) -> None:
@@ -1038,28 +982,15 @@ def test_a_tree_that_was_put_in_its_place_is_published_to_completely(tmp_path: P
             Directory.open(root, ledger="test")
 
 
-def test_a_tree_of_another_instance_in_its_place_is_left_alone(tmp_path: Path) -> None:
-    root, theirs = tmp_path / "output", tmp_path / "theirs"
-    with Directory.open(theirs, ledger="theirs") as other:
-        put(other, 7)
-    with Directory.open(root, ledger="test") as directory:
-        put(directory, 1)
-        replaced(root, theirs, "another folder")
-        for _ in range(2):
-            with pytest.raises(ForeignTree):
-                put(directory, 1)
-        assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
-
-
 @pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
 @pytest.mark.parametrize("has_published", [True, False])
 def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
     tmp_path: Path, how: str, has_published: bool
 ) -> None:
     root, theirs, mine = tmp_path / "output", tmp_path / "theirs", tmp_path / "mine"
-    for folder, ledger in ((theirs, "theirs"), (mine, "test")):
+    for folder, ledger, version in ((theirs, "theirs", 7), (mine, "test", 1)):
         with Directory.open(folder, ledger=ledger) as other:
-            put(other, 1)
+            put(other, version)
     if not has_published:
         shutil.copytree(theirs, root)
     with Directory.open(root, ledger="test") as directory:
@@ -1070,6 +1001,7 @@ def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
         for _ in range(2):
             with pytest.raises(ForeignTree):
                 put(directory, 2)
+        assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
         replaced(root, mine, how)
         put(directory, 2)
         assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
@@ -1234,19 +1166,24 @@ def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
     assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
 
 
-def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_disk: Path) -> None:
-    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
-    subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
-    contents = [File(b"%03d" % number * 13_333) for number in range(300)]
-    servers = {
+def a_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
+    """A thousand servers with two small files each, and content."""
+    return {
         f"s{number:03}": server_files(
             f"s{number:03}",
             {f"boot/o/{content.sha256}/user-data": content}
             | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
         )
         for number in range(1000)
-        for content in [contents[number % len(contents)]]
+        for content in [content_of(number)]
     }
+
+
+def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_disk: Path) -> None:
+    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
+    subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
+    contents = [File(b"%03d" % number * 13_333) for number in range(300)]
+    servers = a_thousand(lambda number: contents[number % 300])
     with Directory.open(small_disk, ledger="ours") as directory:
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
@@ -1267,14 +1204,7 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
     """A thousand, with two files and a state each and one that all have, so some 3,100."""
     subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
     common = File(b"x" * 100)
-    servers = {
-        f"s{number:03}": server_files(
-            f"s{number:03}",
-            {f"boot/o/{common.sha256}/user-data": common}
-            | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
-        )
-        for number in range(1000)
-    }
+    servers = a_thousand(lambda _: common)
     with Directory.open(small_disk, ledger="ours") as directory:
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001

@@ -23,10 +23,9 @@ from typing import Any
 
 import pytest
 
+from gitboot import files as files_module
 from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
-from gitboot.publish import durable_files as folders_module
-from gitboot.publish import durable_files as modes_module
 from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
@@ -325,7 +324,7 @@ def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boo
 
 CHANGING = {"mkdir", "chmod", "rmdir", "write", "fchmod", "utime", "rename", "link", "unlink", "pwrite", "ftruncate"}
 CHANGING |= {"fchown"}
-CALLS = {*CHANGING, "open", "stat", "fstat", "fsync", "listdir", "pread"}
+CALLS = {*CHANGING, "open", "stat", "lstat", "fstat", "fsync", "listdir", "pread"}
 
 
 class Os:
@@ -357,11 +356,9 @@ class Os:
 def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
     """Let something happen at calls of the publisher; it waits for no disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_module, "os", os_ := Os(happen))
-        patch.setattr(disk_module, "os", os_)
-        patch.setattr(folders_module, "os", os_)
-        patch.setattr(first_publication, "os", os_)
-        patch.setattr(modes_module, "os", os_)
+        os_ = Os(happen)
+        for module in (files_module, disk_module, first_publication):
+            patch.setattr(module, "os", os_)
         patch.setattr(disk_module, "syncfs", os_.syncfs)
         yield os_
 
@@ -396,7 +393,7 @@ def test_refused_at_every_call_the_next_pass_completes_it(
     for version, refused in enumerate(count(1, every(1)), 1):
 
         def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
-            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+            if number == at or (on and number > at and name not in ("stat", "lstat", "fstat", "pread")):
                 raise OSError(code, os.strerror(code))
 
         again: Directory | None = None
@@ -430,8 +427,8 @@ class Recorder(Disk):
         self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
         recorders.append(self)
 
-    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None) -> None:
-        super().stage(path, content, at, like)
+    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
+        super().stage(path, content, at, like, exact=exact)
         self.since.append(("stage", path))
 
     def place(self, path: str) -> None:
@@ -578,19 +575,36 @@ def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str
     directory.publish(some, None, complete=False, commit=commit, at=AT)
 
 
+def killed_at_each_call(
+    root: Path, old: Mapping[str, Files], act: Callable[[Directory], object], *, damage: str | None = None
+) -> Iterator[tuple[int, Inventory]]:
+    """Publish servers, kill what a process does then at each of its calls, and yield the number of the call.
+
+    The process goes on from the inventory of the one before, or begins anew where a file is damaged meanwhile.
+    """
+    for at in count(1):
+        shutil.rmtree(root, ignore_errors=True)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(old, {}, complete=True, commit="old", at=AT)
+            before = directory.inventory()
+        if damage is not None:
+            (root / damage).write_bytes(b"{")
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert damage is not None or directory.resume(before) == frozenset()
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
+                act(directory)
+        yield at, before
+        if calls.calls < at:
+            break
+    assert at > 30
+
+
 @moving
 def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
-    for at in count(1):
-        changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            directory.publish(old, {}, complete=True, commit="old", at=AT)
-            before = directory.inventory()
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            assert directory.resume(before) == frozenset()
-            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
-                bring(directory, new, changed, "new")
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    for at, before in killed_at_each_call(root, old, lambda directory: bring(directory, new, changed, "new")):
         planned = new if at % 2 else old
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
@@ -599,9 +613,6 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
         assert_indexed(root)
         assert verify(root) == ()
         assert {name for path in everything(root) if (name := server_of(path)) is not None} == planned.keys()
-        if calls.calls < at:
-            break
-    assert at > 50
 
 
 @moving
@@ -632,25 +643,20 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
 
 def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
     servers = named(*MACS[:2])
-    for at in count(1):
-        shutil.rmtree(root, ignore_errors=True)
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            directory.publish(servers, {}, complete=True, commit="old", at=AT)
-            before = directory.inventory()
-        (root / shard_path(f"mac/{MACS[0]}")).write_bytes(b"{")
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
-                directory.publish(servers, {}, complete=True, commit="new", at=AT)
-            is_under_way = (root / PENDING).exists()
-        if not is_under_way:
-            if calls.calls < at:
-                break
+
+    def act(directory: Directory) -> None:
+        directory.publish(servers, {}, complete=True, commit="new", at=AT)
+
+    under_way = 0
+    for _, before in killed_at_each_call(root, servers, act, damage=shard_path(f"mac/{MACS[0]}")):
+        if not (root / PENDING).exists():
             continue
+        under_way += 1
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
             directory.publish(servers, {}, complete=owed is None, commit="new", at=AT)
         assert_indexed(root)
-    assert at > 30
+    assert under_way > 10
 
 
 def naming(content: str) -> dict[str, File]:
@@ -665,24 +671,17 @@ def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root:
         {name: server_files(name, files) for name, files in zip("ab", both, strict=True)}
         for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
     )
-    for at in count(1):
-        shutil.rmtree(root, ignore_errors=True)
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            directory.publish(first, {}, complete=True, commit="first", at=AT)
-            before = directory.inventory()
-        with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            assert directory.resume(before) == frozenset()
-            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
-                directory.publish(then, None, complete=False, commit="then", at=AT)
+
+    def act(directory: Directory) -> None:
+        directory.publish(then, None, complete=False, commit="then", at=AT)
+
+    for at, before in killed_at_each_call(root, first, act):
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             assert directory.resume(before) is not None
             for days in (1, 8):
                 directory.publish(none, None, complete=False, commit=str(days), at=AT + timedelta(days=days))
         assert not (root / path).exists(), at
         assert verify(root) == ()
-        if calls.calls < at:
-            break
-    assert at > 50
 
 
 class Forgetful(Recorder):
@@ -814,7 +813,7 @@ def test_refused_at_every_call_a_tree_begins_as_a_whole_or_not_at_all(
         shutil.rmtree(root, ignore_errors=True)
 
         def refuse(number: int, name: str, args: tuple[Any, ...], at: int = refused) -> None:
-            if number == at or (on and number > at and name not in ("stat", "fstat", "pread")):
+            if number == at or (on and number > at and name not in ("stat", "lstat", "fstat", "pread")):
                 raise OSError(code, os.strerror(code))
 
         again: Directory | None = None

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import main
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
-from gitboot.publish.signed_list_check import ListedFile, compare_with_list, judge_listed
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, MirrorFile, WebMirror, judge
+from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
@@ -27,10 +27,10 @@ from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from tests.helpers.file_servers import KEEP_ANSWERS, nginx
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import captured
-from tests.helpers.served_tree import ENTRY, MAC, UUID, Site, planned
+from tests.helpers.served_tree import ENTRY, MAC, Site, planned
 from tests.helpers.signed_list_clients import SignedSite
 from tests.helpers.signed_lists import ListSigner
-from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, CopyServer, serving
 
 DAY = timedelta(days=1)
 CHANGED = planned(  # FLEET with another image
@@ -303,13 +303,6 @@ def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path
         assert (done.returncode, done.stderr.count("\n"), "--key" in done.stderr) == (64, 1, True)
 
 
-def test_a_mirror_that_answers_nothing_is_one_error(copy: Path, published: SignedSite) -> None:
-    with serving(copy) as mirror:
-        url = mirror.url
-    done = captured("verify-mirror", url, "--key", published.public)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
-
-
 def test_a_mirror_that_denies_the_list_is_one_error_that_tells_who_may_read_it(
     mirror: CopyServer, published: SignedSite
 ) -> None:
@@ -324,11 +317,6 @@ def test_an_absent_root_may_be_denied_as_s3_does(mirror: CopyServer, verify: Ver
     assert verify(mirror.url)[:2] == (0, {})
     mirror.answers["/signed/1.root.json"] = (403, b"<Error><Code>AccessDenied</Code></Error>")
     assert verify(mirror.url)[:2] == (8, {LIST: "Unsigned"}), "no root at all"
-
-
-def test_errors_of_the_mirror_are_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
-    mirror.answers[FIRST] = (503, b"")
-    assert verify(mirror.url)[:2] == (6, {FIRST: "Unknown"})
 
 
 def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedSite, copy: Path) -> None:
@@ -389,7 +377,7 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
 def test_a_file_that_turns_is_judged_by_the_version_of_now(
     right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
 ) -> None:
-    judged = judge_listed(ListedFile("left", right, (WINDOW, DISK, LATER)), answer)
+    judged = judge(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)
     assert (judged.finding.fault if judged.finding else None, judged.is_turning) == (fault, is_turning)
 
 
@@ -437,10 +425,3 @@ def test_a_publication_between_two_requests_is_no_cache(publisher: SignedSite, c
 
         opened.get = get_and_publish  # type: ignore[method-assign]
         assert [*opened.cached()] == []
-
-
-def test_unknown_machines_are_asked_for_as_before(mirror: CopyServer, verify: Verify) -> None:
-    mirror.otherwise = (200, b"<html>Welcome!</html>")
-    code, found, _ = verify(mirror.url)
-    assert (code, found[NOBODY], found["/ops/manifest.json"], found["/"]) == (8, "Extra", "Extra", "Extra")
-    assert UUID not in found

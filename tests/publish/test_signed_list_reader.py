@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import DownloadHTTPError, RepositoryError
 from tuf.api.metadata import Metadata, Root, TargetFile, Targets
-from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 import gitboot.publish.signed_list_reader as reader
 from gitboot.publish.signed_list_reader import (
@@ -40,6 +39,7 @@ from gitboot.publish.signed_list_reader import (
     versions_around,
 )
 from tests.helpers.cases import for_each
+from tests.helpers.signed_list_clients import client, target
 from tests.helpers.signed_lists import FAR, ListSigner, render_listing, write_list
 
 NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
@@ -396,43 +396,14 @@ def test_a_list_that_is_replaced_while_it_is_read_is_read_again() -> None:
 # python-tuf's own client
 
 
-class Files(FetcherInterface):
-    """Answers python-tuf's client from the files of a list."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
-
-    def _fetch(self, url: str) -> Any:
-        name = url.removeprefix("http://mirror.test/")
-        if name not in self._files:
-            raise DownloadHTTPError("absent", 404)
-        return iter([self._files[name]])
-
-
 def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
     """Whether python-tuf's client finds every listing."""
-    folder.mkdir()
-    (folder / "targets").mkdir()
-    updater = Updater(
-        str(folder),
-        "http://mirror.test/",
-        str(folder / "targets"),
-        "http://mirror.test/",
-        fetcher=Files(files),
-        config=UpdaterConfig(prefix_targets_with_hash=False),
-        bootstrap=root,
-    )
+    write_list(folder, files)
+    updater = client(folder / "signed", root, folder / "cache")
     try:
-        updater.refresh()
-        for name in LISTINGS:
-            found = updater.get_targetinfo(name)
-            if found is not None:
-                updater.download_target(found)
-            elif name in LISTINGS:
-                return False
+        return all(target(updater, name) is not None for name in LISTINGS)
     except (RepositoryError, DownloadHTTPError):
         return False
-    return True
 
 
 def test_python_tufs_client_accepts_what_the_reader_accepts(tmp_path: Path) -> None:

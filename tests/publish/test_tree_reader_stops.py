@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.resolve.boot_limits import Stoppage
 from tests.helpers import httpx_client
 from tests.helpers.fleets import fleet
 from tests.helpers.served_tree import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site

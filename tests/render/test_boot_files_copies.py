@@ -14,13 +14,13 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.publish import mirror_program
 from gitboot.publish.tree_reader import say
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.server_files import RenderedState
+from gitboot.resolve.boot_limits import Halt, Stoppage
 from gitboot.resolve.provisioning_record import Record, Run
-from gitboot.resolve.server_plan import Halt, Stoppage
 from tests.helpers.file_servers import nginx
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured
@@ -507,8 +507,8 @@ def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
 
 def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
     decisions = [decided(fleet(copies=copies), *LIVE, WINDOW).servers["web01"] for copies in (True, False)]
-    assert "copies" in decisions[0].facts()
-    assert "copies" not in decisions[1].facts()
+    assert "copies" in facts(decisions[0])
+    assert "copies" not in facts(decisions[1])
 
 
 @pytest.mark.parametrize(

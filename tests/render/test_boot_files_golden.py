@@ -18,11 +18,11 @@ import pytest
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.render.boot_files import copy_files, server_files, shared_files, tombstones
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, idle
-from gitboot.resolve.server_plan import Halt
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
     SEED,

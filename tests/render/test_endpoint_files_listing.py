@@ -13,9 +13,9 @@ import pytest
 from gitboot.render.endpoint_files import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.server_files import RenderedState, server_state
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_plan import Halt
 from tests.helpers import fleet_of_every_path, httpx_client
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, uuid_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LeftStatus
 from gitboot.publish.tree_reader import verify
-from gitboot.render.page import DATA, changes
-from gitboot.render.plan_and_record_files import PAGE
+from gitboot.render.page import changes
+from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
@@ -43,9 +43,25 @@ def instance(tmp_path: Path, repository: Repository) -> Iterator[Instance]:
         yield instance
 
 
+Push = Callable[[dict[str, str]], object]
+
+
+@pytest.fixture
+def push(repository: Repository, instance: Instance) -> Push:
+    """What pushes files, and lets the instance publish them."""
+
+    def pushed(files: dict[str, str]) -> None:
+        repository.push(files)
+        instance.reconcile(BEFORE)
+
+    return pushed
+
+
 def said(output: Path, name: str) -> Any:
     """What a script brings to the page, as the page's function is called."""
-    called, value = json.loads("[" + (output / DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]")
+    called, value = json.loads(
+        "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
+    )
     assert called == name
     return value
 
@@ -53,6 +69,12 @@ def said(output: Path, name: str) -> Any:
 def dates(output: Path) -> dict[str, int]:
     folder = output / PAGE
     return {str(each.relative_to(folder)): each.stat().st_mtime_ns for each in folder.rglob("*") if each.is_file()}
+
+
+def rewritten(output: Path, before: dict[str, int]) -> set[str]:
+    """The files of the page that are not as they were."""
+    now = dates(output)
+    return {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
 
 
 def rows(output: Path) -> dict[str, dict[str, Any]]:
@@ -89,13 +111,11 @@ def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
     return {each["field"]: (each["path"], each["line"]) for each in reasons if each["path"] is not None}
 
 
-def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: Repository, instance: Instance) -> None:
+def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, instance: Instance) -> None:
     before, shards = dates(instance.output), said(instance.output, "fleet")["shards"]
     assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
-    repository.push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
-    instance.reconcile(BEFORE)
-    now = dates(instance.output)
-    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
+    others = rewritten(instance.output, before)
     (shard,) = (path for path in others if path.startswith("data/shard/"))
     place = f"data/location/{Path(shard).name}"
     assert others - {place} == {"data/server/web07.js", "data/fleet.js", shard}
@@ -104,32 +124,29 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: R
     assert verify(instance.output) == ()
 
 
-def test_lines_of_a_shared_document_that_moved_rewrite_one_file(repository: Repository, instance: Instance) -> None:
+def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
+    repository: Repository, push: Push, instance: Instance
+) -> None:
     policy = (repository.work / "06.yaml").read_text()
     before = dates(instance.output)
-    repository.push({"06.yaml": f"# moved\n{policy}"})
-    instance.reconcile(BEFORE)
-    now = dates(instance.output)
-    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    push({"06.yaml": f"# moved\n{policy}"})
+    others = rewritten(instance.output, before)
     assert others == {"data/fleet.js", "data/location/shared.js"}
     assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
     assert verify(instance.output) == ()
 
 
 def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_below_it(
-    repository: Repository, instance: Instance
+    repository: Repository, push: Push, instance: Instance
 ) -> None:
     names = [f"web{number:02}" for number in range(2, 12)]
     together = {name: MORE[f"servers/{name}.yaml"] for name in names}
     git(repository.work, "rm", "-q", "-r", "servers")
-    repository.push({"servers.yaml": "---\n".join(together.values())})
-    instance.reconcile(BEFORE)
+    push({"servers.yaml": "---\n".join(together.values())})
     before, line = dates(instance.output), lines(instance.output, "web11")["provision"]
     together["web05"] = f"# another line\n{together['web05']}"
-    repository.push({"servers.yaml": "---\n".join(together.values())})
-    instance.reconcile(BEFORE)
-    now = dates(instance.output)
-    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    push({"servers.yaml": "---\n".join(together.values())})
+    others = rewritten(instance.output, before)
     assert {path for path in others if not path.startswith("data/location/")} == {
         "data/fleet.js",
         "data/server/web05.js",
@@ -140,13 +157,12 @@ def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_belo
     assert verify(instance.output) == ()
 
 
-def test_the_page_has_the_lines_of_explain(repository: Repository, instance: Instance) -> None:
+def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, instance: Instance) -> None:
     """Also of values that are not written, and of documents that share a file."""
     more = "vars: {console: ttyS1}, kernelArguments: [debug, 'console=ttyS0'], pin: {image: flatcar-1, reason: GPU}"
     together = "---\n".join((MORE["servers/web02.yaml"], server("web03", "role: web", more), policy("rest", "None")))
     git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")
-    repository.push({"all.yaml": f"# two servers and a policy\n{together}"})
-    instance.reconcile(BEFORE)
+    push({"all.yaml": f"# two servers and a policy\n{together}"})
     for name in ("web01", "web02", "web03", "web07"):
         found = explained(repository.work, name)
         assert found and lines(instance.output, name).items() >= found.items(), name
@@ -156,13 +172,12 @@ ROLLOUT = "rollout: {image: flatcar-2, percent: 0, selector: %s}"
 
 
 def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes(
-    repository: Repository, instance: Instance
+    push: Push, instance: Instance
 ) -> None:
     def waiting(more: str) -> set[str]:
         stream = document("ImageStream", "flatcar", f"current: flatcar-1, {more}")
         boots = profile("web", "stream: flatcar", QUIET)
-        repository.push({"stream.yaml": stream, "image.yaml": image("flatcar-2"), "04.yaml": boots})
-        instance.reconcile(BEFORE)
+        push({"stream.yaml": stream, "image.yaml": image("flatcar-2"), "04.yaml": boots})
         assert verify(instance.output) == ()
         return {name for name, row in rows(instance.output).items() if row["joins"] is not None}
 
@@ -175,13 +190,10 @@ def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes
     assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
-def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
-    repository: Repository, instance: Instance
-) -> None:
+def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(push: Push, instance: Instance) -> None:
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
     before = (instance.output / "ops/servers/web01.json").read_bytes()
-    repository.push({"01.yaml": server("web01", "role: web", QUIET)})
-    instance.reconcile(BEFORE)
+    push({"01.yaml": server("web01", "role: web", QUIET)})
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
     after = (instance.output / "ops/servers/web01.json").read_bytes()
     assert json.loads(before)["plan"] == json.loads(after)["plan"]
@@ -196,11 +208,10 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
     ids=["a policy", "a profile"],
 )
 def test_a_shared_document_explains_more_though_no_decision_changes(
-    repository: Repository, instance: Instance, file: str, text: str
+    push: Push, instance: Instance, file: str, text: str
 ) -> None:
     plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
-    repository.push({file: text})
-    instance.reconcile(BEFORE)
+    push({file: text})
     assert {lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
     assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
@@ -227,20 +238,17 @@ def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
 
 
 def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(
-    repository: Repository, instance: Instance
+    repository: Repository, push: Push, instance: Instance
 ) -> None:
-    repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [debug]")})
-    instance.reconcile(BEFORE)
+    push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [debug]")})
     told = instance.reconciler.status.changed
     assert [(each.label, each.changed, each.size) for each in told] == [("", 1, 11), ("role=web", 1, 11)]
-    repository.push({"04.yaml": profile("web", "flatcar-1")})
-    instance.reconcile(BEFORE)
+    push({"04.yaml": profile("web", "flatcar-1")})
     status = instance.reconciler.status
     assert status.held is not None and status.changed == told
     assert status.held.lines == (f"Gitboot-Ack: {status.held.digest} maxUpdatePercent",)
     git(repository.work, "commit", "-q", "--allow-empty", "-m", f"Go\n\n{status.held.lines[0]}")
-    repository.push({"note.txt": ""})
-    instance.reconcile(BEFORE)
+    push({"note.txt": ""})
     assert {each.changed for each in instance.reconciler.status.changed} == {0, 11}
     assert {each.subject for each in instance.reconciler.status.changed} == {"Go", "Change"}
 
@@ -273,25 +281,22 @@ def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path:
     ]
 
 
-def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, instance: Instance) -> None:
+def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, push: Push, instance: Instance) -> None:
     git(repository.work, "rm", "-q", "servers/web07.yaml")
-    repository.push({"note.txt": ""})
-    instance.reconcile(BEFORE)
+    push({"note.txt": ""})
     assert "web07" not in rows(instance.output)
-    assert not (instance.output / DATA / "server/web07.js").exists()
+    assert not (instance.output / PAGE_DATA / "server/web07.js").exists()
     assert verify(instance.output) == ()
 
 
-def test_the_page_goes_and_comes_by_the_fleets_outputs(repository: Repository, instance: Instance) -> None:
+def test_the_page_goes_and_comes_by_the_fleets_outputs(push: Push, instance: Instance) -> None:
     whole = {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")}
     instance.directory.write_status(b'{"at": null}', BEFORE)
     assert said(instance.output, "status") == {"at": None}
-    repository.push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
-    instance.reconcile(BEFORE)
+    push({"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")})
     instance.directory.write_status(b'{"at": null}', BEFORE)
     assert [*(instance.output / PAGE).rglob("*")] == []
-    repository.push({"00.yaml": SHOWN})
-    instance.reconcile(BEFORE)
+    push({"00.yaml": SHOWN})
     assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
     assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
     assert verify(instance.output) == ()

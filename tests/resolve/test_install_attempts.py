@@ -10,12 +10,16 @@ import pytest
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.fleet_decisions import decide_loaded
 from gitboot.resolve.install_attempts import Known, adopted, newcomer, ran
 from gitboot.resolve.plan_at_time import carried, plan, run_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, exported, imported
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
-from gitboot.resolve.server_plan import Cause, Halt, Phase
+from gitboot.resolve.server_plan import (
+    Cause,
+    Phase,
+)
 from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import returning

@@ -10,10 +10,14 @@ import pytest
 from gitboot.controller.bmcs.desired_state import media_of, wanted_by
 from gitboot.errors import InvalidRepository
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, Halt
 from gitboot.resolve.plan_at_time import plan, transition
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE, InstallAttempt, Record, Seen
+from gitboot.resolve.provisioning_record import (
+    InstallAttempt,
+    Record,
+    Seen,
+)
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import Halt
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.resolve.test_fleet_decisions import NOON

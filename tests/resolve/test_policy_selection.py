@@ -6,10 +6,10 @@ from itertools import product
 from typing import Any, Final
 
 import pytest
-from pydantic import TypeAdapter
 
 from gitboot.cli.evaluated_fleet import about_all
 from gitboot.evaluator.evaluation_result import commit_of
+from gitboot.model.fields import read
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
 from gitboot.resolve import fleet_decisions
@@ -21,14 +21,14 @@ _LABELS: Final = [
     ", ".join(filter(None, each))
     for each in product(("", "role: a", "role: b", "role: ''"), ("", "ring: x", "ring: y"), ("", "none: a"))
 ]
-_SELECT: Final[TypeAdapter[Any]] = TypeAdapter(Select)
+_SELECT: Any = Select
 
 
 def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
     found = repository(fleet(), *(server(f"web{number:02}", labels) for number, labels in enumerate(_LABELS)))
     servers, draw = list(found.servers.values()), random.Random(1)
     for _ in range(100):
-        selecting = [(number, _SELECT.validate_python(_selector(draw))) for number in range(draw.randint(0, 4))]
+        selecting = [(number, read(_SELECT, _selector(draw))) for number in range(draw.randint(0, 4))]
         selection = Selecting(selecting)
         draw.shuffle(servers)
         for each in servers:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 import pytest
-from pydantic import TypeAdapter
 
 from gitboot.fleet.revision import Message
 from gitboot.jsonio import Digest
+from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
@@ -184,7 +184,7 @@ def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
 
 
 def test_a_fleet_tightens_limits_and_loosens_none() -> None:
-    guards = TypeAdapter(Guards).validate_python({"maxUpdatePercent": "10", "maxDeletes": "99", "maxInstalls": "0"})
+    guards = read(Guards, {"maxUpdatePercent": "10", "maxDeletes": "99", "maxInstalls": "0"})
     limits = Limits().tightened_by(guards)
     assert (limits.max_update_percent, limits.max_deletes, limits.max_installs) == (10, 25, 0)
     assert Limits(max_update_percent=5).tightened_by(guards).max_update_percent == 5

@@ -25,8 +25,12 @@ from gitboot.model.boot_policy import (
 )
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.plan_at_time import carried, has_run, plan, wanted_release
-from gitboot.resolve.provisioning_record import FETCH_GRACE, Record, Run
+from gitboot.resolve.provisioning_record import (
+    Record,
+    Run,
+)
 from gitboot.resolve.server_decision import (
     Boot,
     BootFile,

@@ -477,7 +477,7 @@ def test_an_address_counts_where_dhcp_is_published() -> None:
     found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
     assert (found.nothing, found.servers) == (False, ())
     assert found.shared is not None
-    assert list(found.shared.new["hosts"]) == ["a"]  # type: ignore[call-overload]
+    assert list(found.shared.new["hosts"]) == ["a"]
 
 
 def test_a_site_counts_where_dhcp_is_published() -> None:

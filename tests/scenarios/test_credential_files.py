@@ -17,14 +17,14 @@ import pytest
 from gitboot.artifacts.oci import RegistryCredentials
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
-from gitboot.bmc.step_runner import Outcome
+from gitboot.bmc.override_session import Outcome
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.controller.notifications import Rereading, read_receiver
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import bucket_opener
-from gitboot.publish.targets.sync_steps import Claim, StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
 from tests.controller.test_notifications_delivery import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import httpx_client
@@ -302,8 +302,8 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
         keys = tmp_path / "keys"
         endpoint = f"http://127.0.0.1:{store.server_address[1]}"
         address = BucketAddress(bucket="boots", endpoint=endpoint, path_style=True, credentials=keys)
-        claim = Claim(address.name, ledger="abc", heir_of=lambda: None, writer="one")
-        target = StoreTarget(address.name, claim, bucket_opener(address, keys_in))
+        open_store = bucket_opener(address, keys_in)
+        target = StoreTarget(address.name, open_store, ledger="abc", heir_of=lambda: None, writer="one")
         for user in ("AKIDONE", "AKIDTWO"):
             write_pair(keys, "secret", user)
             with pytest.raises((PublishError, HostUnreachable)):

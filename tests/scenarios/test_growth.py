@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.step_runner import Job, Outcome, Result
+from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -108,10 +108,10 @@ def of_modules() -> Iterator[object]:
 class Answering:
     """BMCs that answer when a test says so."""
 
-    asked: dict[SystemUuid, Job] = field(default_factory=dict)
-    answers: dict[SystemUuid, Result] = field(default_factory=dict)
+    asked: dict[SystemUuid, BmcTask] = field(default_factory=dict)
+    answers: dict[SystemUuid, TaskResult] = field(default_factory=dict)
 
-    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         self.asked |= {job.uuid: job for job in jobs}
         return frozenset(job.uuid for job in jobs)
 
@@ -122,7 +122,7 @@ class Answering:
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return bmc.credentials
 
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         given, self.answers = self.answers, {}
         return given
 
@@ -132,7 +132,7 @@ class Answering:
     def answer(self, outcome: Outcome, **more: Any) -> None:
         """One of those that are asked has answered."""
         job = self.asked.pop(min(self.asked))
-        self.answers[job.uuid] = Result(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
+        self.answers[job.uuid] = TaskResult(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
 
 
 def steps(act: Callable[[], object]) -> int:

@@ -25,13 +25,13 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
+from gitboot.bmc.override_state import Observed, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.override_steps import fit
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
-from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.controller.learn.install_boots import offer_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
@@ -48,7 +48,7 @@ from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, Run, exported, imported
-from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.resolve.server_decision import Decision, Decisions, OverrideEnabled, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
@@ -467,8 +467,8 @@ def wanted_by(planned: BootPlan | None) -> Wanted | None:
         reason=override.reason,
         plan_digest=planned.digest,
         override=Override(
-            enabled=Enabled(override.enabled.value),
-            target=BootTarget(override.target.value),
+            enabled=override.enabled,
+            target=override.target,
             mode="UEFI",
             http_boot_uri=override.http_boot_uri,
         ),
@@ -495,9 +495,9 @@ class Rack:
         self._bmc.close()
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> Result:
+    def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> TaskResult:
         """One pass over this BMC."""
-        job = Job(
+        job = BmcTask(
             server="web01",
             uuid=SystemUuid(uuid_of("web01")),
             bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
@@ -505,7 +505,7 @@ class Rack:
             records=tuple(self.records.values()),
             switching=switching,
         )
-        return bring_about(self._bmc, job, self._write, lambda: self.machine.now)
+        return OverrideSession(self._bmc, job, self._write, lambda: self.machine.now).run()
 
     def _write(self, record: OverrideRecord | SwitchRecord) -> None:
         if isinstance(record, OverrideRecord):
@@ -535,7 +535,7 @@ class Rack:
 def override(case: Case) -> None:
     given = case["given"]
     wanted = Override(
-        enabled=Enabled.ONCE, target=BootTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
+        enabled=OverrideEnabled.ONCE, target=OverrideTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
     )
     for each in PROFILES.values():
         seen = observed(Machine(profile=each))
@@ -564,7 +564,7 @@ def power_on(case: Case) -> None:
         _check_resting_order(given["biosOrder"], expected["boots"])
     else:
         order, told = given["biosOrder"], given["operatorOverride"]
-        once = told and Override(enabled=Enabled(told["enabled"]), target=BootTarget(told["target"]))
+        once = told and Override(enabled=OverrideEnabled(told["enabled"]), target=OverrideTarget(told["target"]))
         with Rack() as rack:
             rack.ask(Wanted(reason="operator", plan_digest="", override=once) if once else None)
             assert [rack.boots(order), rack.boots(order)] == [expected["boots"], order[0]]
@@ -646,7 +646,7 @@ def override_payload(case: Case) -> None:
         machine = Machine(profile=_profile(vendor, given["reportedMode"]))
         machine.write(BootSourceOverrideMode=given["reportedMode"])
         seen = observed(machine)
-        fitted = fit(Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI"), seen)
+        fitted = fit(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
             assert fitted is None, vendor  # HPE's mode is read-only, so a person is asked
             continue
@@ -688,7 +688,7 @@ def boot_order_payload(case: Case) -> None:
     assert harmful.pop("BootOrder") == case["given"]["bootOrder"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            once = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")
+            once = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
             rack.ask(Wanted(reason="provision/1", plan_digest="", override=once))
             rack.ask(None)
             assert rack.machine.writes

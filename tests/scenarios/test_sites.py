@@ -28,7 +28,7 @@ from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
@@ -572,8 +572,8 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
         assert isinstance(cold, CommitPair)
         before, tree = known.get(None), edited
         for site in (None, *SITES, "rest"):
-            now = assembled(known.get(site), revision, map(sent, told(found, site)))
-            alone = assembled(None, revision, map(sent, told(cold, site)))
+            now = assembled(known.get(site), revision, map(sent, report(found, site)))
+            alone = assembled(None, revision, map(sent, report(cold, site)))
             assert in_full(now.commit) == in_full(alone.commit)
             assert on_page(now.commit) == on_page(alone.commit)
             if before is not None:

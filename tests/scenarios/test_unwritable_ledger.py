@@ -27,7 +27,7 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.work_progress import Laps, Stage
 from tests.controller.learn.test_provisioning_maintenance import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final, Self
 from urllib.parse import urljoin, urlsplit
 
-from requests import PreparedRequest, Request, Response
+from requests import Request, Response
 from requests.exceptions import RequestException
 from sushy import exceptions
 from sushy.connector import Connector
@@ -23,8 +23,8 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, Override, insertion
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, FirmwareUri, boot_patch, row_of
-from gitboot.bmc.redfish.resources import Patch, Resource, observe, read_clock, reset_types, slot_of, starts_only_signed
+from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch, row_of
+from gitboot.bmc.redfish.resources import Resource, observe, read_clock, reset_types, slot_of, starts_only_signed
 from gitboot.bmc.redfish.transport import (
     MAX_REDIRECTS,
     AddressRefused,
@@ -38,9 +38,9 @@ from gitboot.bmc.redfish.transport import (
     is_conditional,
     origin_of,
     read_etags,
-    tls_context,
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.http_client import tls_context
 
 _ROOT = "/redfish/v1/"
 _LONGEST_RETRY_AFTER_S = 3600
@@ -81,7 +81,7 @@ _NEVER = frozenset({501, 505})
 class BmcConnection:
     """A connection to one BMC, kept open until `close`; for one thread at a time.
 
-    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`. Their messages name the request and the BMC.
     Nothing is tried again that may have changed something.
     """
 
@@ -111,8 +111,8 @@ class BmcConnection:
             connect_timeout=connect_timeout_s,
         )
         self.login = Login(self._connector, credentials, self._door)
-        self.media = RedfishDrives(self.read, self._post, self._patch)
-        self.firmware = RedfishFirmware(self.read, self._patch)
+        self.media = RedfishDrives(self)
+        self.firmware = RedfishFirmware(self)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = MAX_REDIRECTS
@@ -137,7 +137,11 @@ class BmcConnection:
     def observe(self) -> Observed:
         """Read the system, in one request once its path and the whereabouts of its override are known."""
         if self._system is None:
-            self._system = _only_system(self)
+            paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
+            if len(paths) != 1:
+                found = ", ".join(sorted(paths)) or "none"
+                raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
+            self._system = paths[0]
         system = self.read(self._system)
         return observe(system, self._settings_with_override(system))
 
@@ -164,10 +168,10 @@ class BmcConnection:
             now = self.observe()
             return now.etags != seen.etags or has_changed(seen, now)
 
-        self._patch(seen.settings, {"Boot": boot}, seen.etags, is_changed)
+        self.patch(seen.settings, {"Boot": boot}, seen.etags, is_changed)
 
     def with_reset_types(self, seen: Observed) -> Observed:
-        """Read what the system's ActionInfo allows, too, in one more request, where the system itself does not say."""
+        """Read the reset types in the ActionInfo, in one more request, if the system itself has none."""
         if seen.reset_types or seen.reset_info is None:
             return seen
         try:
@@ -180,7 +184,7 @@ class BmcConnection:
         path = seen.reset_action
         if path is None:
             raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
-        self._post(path, {"ResetType": type})
+        self.post(path, {"ResetType": type})
 
     def _settings_with_override(self, system: Resource) -> Resource | None:
         """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
@@ -193,17 +197,29 @@ class BmcConnection:
         self._settings_without_override = path
         return None
 
+    def is_redfish(self) -> bool:
+        """Return whether a Redfish service answers. Asks without credentials, as every service allows."""
+        url, connector = f"{self._address}{_ROOT}", self._connector
+        asked = connector._session.prepare_request(Request("GET", url, auth=lambda request: request))
+        timeouts = connector._connect_timeout, connector._default_request_timeout
+        try:
+            return "RedfishVersion" in _resource(connector._session.send(asked, timeout=timeouts)).body
+        except RequestException as error:
+            failed = exceptions.ConnectionError(url=url, error=error)
+            failed.__cause__ = error
+            raise _meaning(failed, f"GET {url}") from error
+
     def read(self, path: str) -> Resource:
         """Read any resource."""
         with self._door("GET", path) as own:
             response = self.login.ask(own, lambda: self._connector.get(own))
             return _resource(response)
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> None:
+    def post(self, path: str, body: Mapping[str, Any]) -> None:
         with self._door("POST", path) as own:
             self.login.ask(own, lambda: self._connector.post(own, data=body))
 
-    def _patch(
+    def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
     ) -> None:
         """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
@@ -286,35 +302,10 @@ class BmcConnection:
         return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)
 
 
-def _only_system(bmc: BmcConnection) -> str:
-    systems = bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems"
-    paths = bmc.read(systems).members
-    if len(paths) != 1:
-        found = ", ".join(sorted(paths)) or "none"
-        raise BmcRejected(f"{bmc._address} has not one system, but {found}: name it in bmc.system")
-    return paths[0]
-
-
-def is_redfish(bmc: BmcConnection) -> bool:
-    """Whether it is a Redfish service that answers: asked without credentials, as every service allows."""
-    url, connector = f"{bmc._address}{_ROOT}", bmc._connector
-    asked = connector._session.prepare_request(Request("GET", url, auth=_anonymous))
-    timeouts = connector._connect_timeout, connector._default_request_timeout
-    try:
-        return "RedfishVersion" in _resource(connector._session.send(asked, timeout=timeouts)).body
-    except RequestException as error:
-        failed = exceptions.ConnectionError(url=url, error=error)
-        failed.__cause__ = error
-        raise _meaning(failed, f"GET {url}") from error
-
-
-def _anonymous(request: PreparedRequest) -> PreparedRequest:
-    return request
-
-
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-    """What came instead of an answer."""
-    for cause in _causes(error):
+    """Return the error of gitboot for what came instead of an answer."""
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
         if isinstance(cause, AddressRefused):
@@ -325,6 +316,7 @@ def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorE
             return BmcUnreachable(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
+        cause = cause.__cause__ or cause.__context__
     return MEANING[type(error)](f"{request}: {_detail(str(error))}")
 
 
@@ -340,25 +332,18 @@ def _resource(response: Response) -> Resource:
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__
-
-
 def _reason(error: exceptions.HTTPError) -> str:
     """Return why a BMC refused a request, in its own words."""
     return _detail(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
 def _detail(text: str) -> str:
-    """Text from outside, on one line and no longer than a line or two."""
+    """Return text from outside on one line, cut to a line or two."""
     return " ".join(text.split())[:_LONGEST_DETAIL]
 
 
 def _seconds(retry_after: str | None) -> int | None:
-    """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
+    """Return Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
@@ -370,8 +355,8 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 class RedfishFirmware:
     """What `BmcConnection` reads and writes of a system's firmware settings; it raises as that does."""
 
-    def __init__(self, read: Callable[[str], Resource], patch: Patch) -> None:
-        self._read, self._patch = read, patch
+    def __init__(self, bmc: BmcConnection) -> None:
+        self._bmc = bmc
         self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # as it was read, and at which marks
 
     def with_secure_boot(self, seen: Observed) -> Observed:
@@ -379,7 +364,7 @@ class RedfishFirmware:
         if seen.secure_boot_path is None:
             return seen
         try:
-            resource = self._read(seen.secure_boot_path)
+            resource = self._bmc.read(seen.secure_boot_path)
         except BmcRejected:
             return seen
         return replace(seen, secure_boot=starts_only_signed(resource))
@@ -389,14 +374,15 @@ class RedfishFirmware:
 
         A setting takes effect at a reset. A BMC that shows none, or not to this role, is as it was seen.
         """
-        setting, marks = row_of(seen).firmware_uri, _since(seen)
+        setting, marks = row_of(seen).firmware_uri, seen.marks
+        since = seen.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
         if setting is None or seen.bios is None:
             return seen
-        if self._uri is None or self._uri[0] != marks or not any(marks[1:]):
+        if self._uri is None or self._uri[0] != since or not any(since[1:]):
             try:
-                self._uri = marks, setting.read(self._read(seen.bios).attributes)
+                self._uri = since, setting.read(self._bmc.read(seen.bios).attributes)
             except BmcRejected:
-                self._uri = marks, None
+                self._uri = since, None
         return replace(seen, firmware_uri=self._uri[1])
 
     def keep_uri(self, uri: str, seen: Observed) -> bool:
@@ -407,49 +393,39 @@ class RedfishFirmware:
         setting = row_of(seen).firmware_uri
         if setting is None or seen.bios is None:
             return False
-        bios = self._read(seen.bios)
+        bios = self._bmc.read(seen.bios)
         path = bios.link("@Redfish.Settings", "SettingsObject")
         if path is None or bios.attributes.get(setting.attribute) not in ("", uri, seen.firmware_uri):
             return False  # what does not count now is somebody's all the same
-        pending = self._read(path)
-        attributes = _to_write(setting, uri, bios.attributes)
+        pending = self._bmc.read(path)
+        # Only what this firmware has: one that it does not know would be refused with the rest.
+        beside = {name: value for name, value in setting.beside.items() if name in bios.attributes}
+        attributes = beside | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
             return False
         body = (_AT_RESET if bios.settings_at_reset else {}) | {"Attributes": attributes}
 
         def has_changed() -> bool:
-            now = self._read(path)
+            now = self._bmc.read(path)
             return (now.etags, now.attributes) != (pending.etags, pending.attributes)
 
-        self._patch(path, body, pending.etags, has_changed)
+        self._bmc.patch(path, body, pending.etags, has_changed)
         return True
-
-
-def _since(seen: Observed) -> tuple[str | None, ...]:
-    marks = seen.marks
-    return seen.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
-
-
-def _to_write(setting: FirmwareUri, uri: str, shown: Mapping[str, Any]) -> Mapping[str, str]:
-    """Its attributes, as far as this firmware has them: one that it does not know would be refused with the rest."""
-    return {name: value for name, value in setting.beside.items() if name in shown} | {setting.attribute: uri}
 
 
 class RedfishDrives:
     """What `BmcConnection` reads and sends of virtual media; it raises as that does."""
 
-    def __init__(
-        self, read: Callable[[str], Resource], post: Callable[[str, Mapping[str, Any]], None], patch: Patch
-    ) -> None:
-        self._read, self._post, self._patch = read, post, patch
+    def __init__(self, bmc: BmcConnection) -> None:
+        self._bmc = bmc
 
     def with_slots(self, seen: Observed) -> Observed:
-        """Read the system's own, or where it has none its Manager's, as they were before Redfish 2020.4."""
-        paths = self._read(seen.virtual_media).members if seen.virtual_media is not None else ()
+        """Read the slots of the system; if it has none, those of its Manager, as before Redfish 2020.4."""
+        paths = self._bmc.read(seen.virtual_media).members if seen.virtual_media is not None else ()
         if not paths and seen.manager is not None:
-            collection = self._read(seen.manager).link("VirtualMedia")
-            paths = self._read(collection).members if collection is not None else ()
-        return replace(seen, slots=tuple(slot_of(self._read(path)) for path in paths))
+            collection = self._bmc.read(seen.manager).link("VirtualMedia")
+            paths = self._bmc.read(collection).members if collection is not None else ()
+        return replace(seen, slots=tuple(slot_of(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image, which the BMC fetches by itself."""
@@ -461,6 +437,6 @@ class RedfishDrives:
 
     def _change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:
-            self._patch(slot.path, body, slot.etags, lambda: slot_of(self._read(slot.path)) != slot)
+            self._bmc.patch(slot.path, body, slot.etags, lambda: slot_of(self._bmc.read(slot.path)) != slot)
         else:
-            self._post(action, body)
+            self._bmc.post(action, body)

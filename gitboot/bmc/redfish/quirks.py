@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import is_allowed
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"
@@ -37,7 +38,7 @@ class FirmwareUri:
     switch: str | None = None  # that of them without whose value it counts for nothing
 
     def read(self, attributes: Mapping[str, Any]) -> str | None:
-        """What firmware would boot, "" for nothing; None: it has no such setting."""
+        """Return what firmware would boot, "" for nothing; None: it has no such setting."""
         uri = attributes.get(self.attribute)
         if not isinstance(uri, str):
             return None
@@ -55,10 +56,10 @@ class Quirks:
     systems: tuple[str, ...] = ()  # or the path of the ComputerSystem
     mode: Mode = Mode.DIFFERENT
     always: frozenset[str] = frozenset()  # sent with every change, whether they differ or not
-    off_target: BootTarget | None = None  # the target that is sent with Disabled; None: left as it is
+    off_target: OverrideTarget | None = None  # the target that is sent with Disabled; None: left as it is
     takes_http_boot_uri: bool = True  # if it shows one
     continuous_http: bool = True
-    boots_cd_as: BootTarget = BootTarget.CD
+    boots_cd_as: OverrideTarget = OverrideTarget.CD
     firmware_uri: FirmwareUri | None = None  # what UefiHttp boots before it asks DHCP
     reset_time: tuple[str, ...] = ("LastResetTime",)  # where the system says when it last reset; (): nowhere
 
@@ -110,7 +111,7 @@ QUIRKS = (
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=Mode.NEVER,
         firmware_uri=FirmwareUri(attribute="UrlBootFile", beside={"PreBootNetwork": "Auto"}),
-        off_target=BootTarget.PXE,  # it refuses None
+        off_target=OverrideTarget.PXE,  # it refuses None
         takes_http_boot_uri=False,  # iLO 6 shows it and answers PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
@@ -121,7 +122,7 @@ QUIRKS = (
         manufacturers=("supermicro", "super micro"),
         mode=Mode.ALWAYS,
         always=frozenset({ENABLED}),
-        boots_cd_as=BootTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
+        boots_cd_as=OverrideTarget.USB_CD,  # X11 and later list Cd too, which boots nothing
     ),
     Quirks(
         name="AMI MegaRAC",  # and ASRock Rack, Gigabyte, Lenovo TSM, NVIDIA DGX H100, which are built on it
@@ -131,7 +132,7 @@ QUIRKS = (
         systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
         mode=Mode.ALWAYS,
         always=frozenset({ENABLED, TARGET}),
-        off_target=BootTarget.NONE,
+        off_target=OverrideTarget.NONE,
     ),
     Quirks(
         name="OpenBMC",  # and NVIDIA's GB200, GH200 and BlueField, which are built on it
@@ -166,20 +167,32 @@ def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
 
 
 def row_of(seen: Observed) -> Quirks:
-    """The row that applies to what was seen."""
+    """Return the row that applies to what was seen."""
     return next((row for row in QUIRKS if row.name == seen.bmc), STANDARD)
 
 
 def boot_patch(wanted: Override, seen: Observed) -> dict[str, str | None]:
-    """The ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
+    """Return the ``Boot`` properties that bring a BMC from what was seen to what is wanted: empty if it is there.
 
     What differs, and beside it what this BMC wants to be sent anyway.
     """
     quirks = row_of(seen)
-    off = wanted.enabled is Enabled.DISABLED
-    if off and seen.override.enabled is Enabled.DISABLED:
+    if wanted.enabled is not OverrideEnabled.DISABLED:
+        complete = _properties(wanted) | {MODE: wanted.mode or seen.override.mode}
+        if seen.override.mode is None or quirks.mode is Mode.NEVER:
+            del complete[MODE]
+        if wanted.target != OverrideTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
+            del complete[HTTP_BOOT_URI]
+    elif seen.override.enabled is OverrideEnabled.DISABLED:
         return {}
-    complete = _off(seen, quirks) if off else _on(wanted, seen, quirks)
+    elif not is_allowed(OverrideEnabled.DISABLED, seen):
+        complete = {TARGET: OverrideTarget.NONE}
+    else:
+        complete = {ENABLED: OverrideEnabled.DISABLED}
+        if quirks.off_target is not None:
+            complete[TARGET] = quirks.off_target
+        if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
+            complete[MODE] = seen.override.mode
     shown = _properties(seen.override)
     different = {name for name, value in complete.items() if value != shown[name]}
     if not different:
@@ -195,24 +208,3 @@ def _properties(override: Override) -> dict[str, str | None]:
         MODE: override.mode,
         HTTP_BOOT_URI: override.http_boot_uri,
     }
-
-
-def _on(wanted: Override, seen: Observed, quirks: Quirks) -> dict[str, str | None]:
-    properties = _properties(wanted)
-    properties[MODE] = wanted.mode or seen.override.mode
-    if seen.override.mode is None or quirks.mode is Mode.NEVER:
-        del properties[MODE]
-    if wanted.target != BootTarget.UEFI_HTTP or not seen.supports_http_boot_uri:
-        del properties[HTTP_BOOT_URI]
-    return properties
-
-
-def _off(seen: Observed, quirks: Quirks) -> dict[str, str | None]:
-    if not is_allowed(Enabled.DISABLED, seen):
-        return {TARGET: BootTarget.NONE}
-    properties: dict[str, str | None] = {ENABLED: Enabled.DISABLED}
-    if quirks.off_target is not None:
-        properties[TARGET] = quirks.off_target
-    if quirks.mode is Mode.ALWAYS and seen.override.mode is not None:
-        properties[MODE] = seen.override.mode
-    return properties

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import BootTarget, Enabled, MediaSlot, Observed, Override
+from gitboot.bmc.override_state import MediaSlot, Observed, Override
 from gitboot.bmc.reboot_detection import Marks, with_clock
-from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
+from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, quirks_of
 from gitboot.errors import BmcRejected
-from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.model.scalars import Malformed, parse_uuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 _IN_POST = frozenset(
     {
@@ -60,11 +61,11 @@ class Resource:
 
     @property
     def settings_at_reset(self) -> bool:
-        """Whether what its Settings are given may be told to apply at the next reset."""
+        """Whether changes of its Settings can be deferred to the next reset."""
         return "OnReset" in _texts(_at(self.body, ("@Redfish.Settings", "SupportedApplyTimes")))
 
     def link(self, *keys: str) -> str | None:
-        """The path of the resource that stands under ``keys``."""
+        """Return the path of the resource that stands under ``keys``."""
         path = _at(self.body, (*keys, "@odata.id"))
         return path if isinstance(path, str) else None
 
@@ -76,44 +77,37 @@ class Resource:
         return tuple(path for path in paths if isinstance(path, str))
 
 
-class Patch(Protocol):
-    """How a part of `BmcConnection` sends a PATCH. Raises what `BmcConnection.set_override` raises."""
-
-    def __call__(
-        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
-    ) -> None:
-        """``has_changed`` reads the resource again, and compares it with what the PATCH rests on."""
-
-
 def observe(system: Resource, settings: Resource | None) -> Observed:
-    """Tell what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
+    """Return what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
 
     Raises `BmcRejected` where there is no override to be seen.
     """
-    quirks = quirks_of(system.path, system.body)
+    quirks, order = quirks_of(system.path, system.body), system.boot.get("BootOrder")
     takes_overrides = settings or system
     boot = takes_overrides.boot
     power = _text(system.body.get("PowerState"))
-    state = None if power == "Off" else _boot_state(system.body)
+    progress = _text(_at(system.body, ("BootProgress", "LastState")))
+    state = progress or _text(_at(system.body, ("Oem", "Hpe", "PostState"))) if power != "Off" else None
+    targets = _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
     return Observed(
         system=system.path,
         override=_override(takes_overrides),
         shown=observe_identity(system.body),
         marks=Marks(
             last_reset_time=_instant(_at(system.body, quirks.reset_time)),
-            boot_progress=_text(_at(system.body, ("BootProgress", "LastState"))),
+            boot_progress=progress,
             boot_progress_time=_instant(_at(system.body, ("BootProgress", "LastStateTime"))),
             settled=power == "On" and state in _PAST_POST,
         ),
         power=power,
         in_post=state in _IN_POST,
         runs_os=state == "OSRunning",
-        allowable_targets=_texts(boot.get(f"{TARGET}@Redfish.AllowableValues")),
+        allowable_targets=targets,
         allowable_enabled=_texts(boot.get(f"{ENABLED}@Redfish.AllowableValues")),
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is Mode.NEVER,
         continuous_http=quirks.continuous_http,
-        boots_cd_as=_boots_cd_as(quirks, boot),
+        boots_cd_as=quirks.boots_cd_as if quirks.boots_cd_as in targets else OverrideTarget.CD,
         settings=takes_overrides.path,
         etags=takes_overrides.etags,
         bmc=quirks.name,
@@ -122,7 +116,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
         reset_info=_text(_at(system.body, (*_RESET, "@Redfish.ActionInfo"))),
         virtual_media=system.link("VirtualMedia"),
-        boot_order=_listed(system.boot.get("BootOrder")),
+        boot_order=tuple(filter(None, map(_text, order))) if isinstance(order, list) else (),
         secure_boot_path=system.link("SecureBoot"),
         bios=system.link("Bios"),
         keeps_uri=quirks.firmware_uri is not None and system.link("Bios") is not None,
@@ -130,7 +124,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
 
 
 def starts_only_signed(secure_boot: Resource) -> bool | None:
-    """Whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
+    """Return whether firmware will start only what is signed, by a SecureBoot resource; None: it does not say.
 
     SecureBootEnable is what is set, and holds from the next boot on; SecureBootCurrentBoot is how it is (DSP0268).
     """
@@ -141,7 +135,7 @@ def starts_only_signed(secure_boot: Resource) -> bool | None:
 
 
 def reset_types(info: Resource) -> frozenset[str]:
-    """Tell what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
+    """Return what an ActionInfo allows as ResetType, DSP0266 7.8.4."""
     parameters = info.body.get("Parameters")
     found = map(_mapping, parameters if isinstance(parameters, list) else [])
     allowed = (_texts(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType")
@@ -149,7 +143,7 @@ def reset_types(info: Resource) -> frozenset[str]:
 
 
 def slot_of(resource: Resource) -> MediaSlot:
-    """Tell what a VirtualMedia resource shows."""
+    """Return what a VirtualMedia resource shows."""
     body = resource.body
     insert, eject = (_mapping(_at(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject"))
     image = _text(body.get("Image"))
@@ -177,18 +171,14 @@ def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
 
 
 def observe_identity(system: Mapping[str, Any]) -> Shown:
-    """Who a ComputerSystem says that it is."""
+    """Return who a ComputerSystem says that it is."""
     serial, sku = (" ".join((_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
-    return Shown(uuid=_uuid(system.get("UUID")), serial=serial, sku=sku)
-
-
-def _uuid(value: object) -> SystemUuid | None:
-    """A UUID however it is written; None where nobody has set one."""
-    digits = re.sub(r"[^0-9a-f]", "", (_text(value) or "").lower())
+    digits = re.sub(r"[^0-9a-f]", "", (_text(system.get("UUID")) or "").lower())  # however it is written
     try:
-        return parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
-    except Malformed:
-        return None
+        uuid = parse_uuid(re.sub(r"^(.{8})(.{4})(.{4})(.{4})(.{12})$", r"\1-\2-\3-\4-\5", digits))
+    except Malformed:  # nobody has set one
+        uuid = None
+    return Shown(uuid=uuid, serial=serial, sku=sku)
 
 
 def manager_path(system: Mapping[str, Any]) -> str | None:
@@ -202,32 +192,23 @@ def _override(resource: Resource) -> Override:
     boot = resource.boot
     if TARGET not in boot:
         raise BmcRejected(f"{resource.url} shows no Boot.{TARGET}")
-    enabled = _text(boot.get(ENABLED)) or Enabled.DISABLED
-    target = _text(boot[TARGET]) or BootTarget.NONE
+    enabled = _text(boot.get(ENABLED)) or OverrideEnabled.DISABLED
+    target = _text(boot[TARGET]) or OverrideTarget.NONE
     allowable = _texts(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
-    if target == BootTarget.NONE and allowable and Enabled.DISABLED not in allowable:
-        enabled = Enabled.DISABLED  # where that word is missing, no target is what says it
-    if enabled not in set(Enabled):
-        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(Enabled)}")
+    if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
+        enabled = OverrideEnabled.DISABLED  # where that word is missing, no target is what says it
+    if enabled not in set(OverrideEnabled):
+        raise BmcRejected(f"{resource.url} shows Boot.{ENABLED} {enabled!r}, not one of {', '.join(OverrideEnabled)}")
     return Override(
-        enabled=Enabled(enabled),
+        enabled=OverrideEnabled(enabled),
         target=target,
         mode=_text(boot.get(MODE)),
         http_boot_uri=_text(boot.get(HTTP_BOOT_URI)),
     )
 
 
-def _boot_state(system: Mapping[str, Any]) -> str | None:
-    return _text(_at(system, ("BootProgress", "LastState"))) or _text(_at(system, ("Oem", "Hpe", "PostState")))
-
-
-def _boots_cd_as(quirks: Quirks, boot: Mapping[str, Any]) -> BootTarget:
-    listed = quirks.boots_cd_as in _texts(boot.get(f"{TARGET}@Redfish.AllowableValues"))
-    return quirks.boots_cd_as if listed else BootTarget.CD
-
-
 def _instant(value: object) -> str | None:
-    """An instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
+    """Return an instant as it was written, or None if it is a placeholder: OpenBMC's for "never" is 1970."""
     text = _text(value)
     return text if text and text >= "2000" else None
 
@@ -245,10 +226,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
-
-
-def _listed(value: object) -> tuple[str, ...]:
-    return tuple(filter(None, map(_text, value))) if isinstance(value, list) else ()
 
 
 def _texts(value: object) -> frozenset[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeAlias
@@ -27,6 +27,7 @@ from urllib3.response import HTTPResponse as Urllib3Response
 from gitboot.bmc.credentials import Credentials, Sign
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.http_client import (
+    MAX_ANSWER_BYTES,
     LimitedConnection,
     LimitedTlsConnection,
     RequestLimits,
@@ -36,7 +37,6 @@ from gitboot.http_client import (
 )
 
 JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
-MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -49,7 +49,7 @@ class BmcTooSlow(RequestException):
 
 
 class BodyTooLarge(RequestException):
-    """An answer of more than ``MAX_BODY_BYTES``."""
+    """An answer of more than ``MAX_ANSWER_BYTES``."""
 
 
 class AddressRefused(RequestException):
@@ -132,16 +132,6 @@ class Reach:
         self.seen = shown
 
 
-@cache
-def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
-    """The TLS context that all BMCs share which trust one ``ca``, as PEM; None: what this machine trusts."""
-    context = ssl.create_default_context(cadata=ca)
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
-
-
 _ONLY_READ: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
@@ -161,8 +151,8 @@ class BmcAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
         # urllib3 calls these, and asks nothing else of them that a class has.
         pools: dict[str, Any] = {
-            "http": partial(_HttpPool, reach=self._reach),
-            "https": partial(_HttpsPool, reach=self._reach),
+            "http": partial(_pool, HTTPConnectionPool, _Connection, self._reach),
+            "https": partial(_pool, HTTPSConnectionPool, _TlsConnection, self._reach),
         }
         self.poolmanager.pool_classes_by_scheme = pools
 
@@ -205,7 +195,7 @@ class BmcAdapter(HTTPAdapter):
                 raise
             try:
                 _refuse_redirect(request, response)
-                limits.begin_body(MAX_BODY_BYTES)
+                limits.begin_body(MAX_ANSWER_BYTES)
                 _read_whole(response)
                 _drop_strange_error(response)
             except BaseException:
@@ -214,7 +204,7 @@ class BmcAdapter(HTTPAdapter):
         return response
 
     def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
-        """The limits of a request; those of the request before if a redirect led to this one."""
+        """Return the limits of a request; those of the request before if a redirect led to this one."""
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
@@ -236,7 +226,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
 
 
 def _target(request: PreparedRequest, response: Response) -> str:
-    """The URL of a redirect, as requests reads it. Raises ValueError."""
+    """Return the URL of a redirect, as requests reads it. Raises ValueError."""
     location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
     return urljoin(request.url or "", location)
 
@@ -251,8 +241,8 @@ def _read_whole(response: Response) -> None:
     body = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"an answer of more than {MAX_BODY_BYTES} bytes", response=response)
+        if len(body) > MAX_ANSWER_BYTES:
+            raise BodyTooLarge(f"an answer of more than {MAX_ANSWER_BYTES} bytes", response=response)
     # Where requests itself keeps a body that it has read.
     response._content = bytes(body)
     response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
@@ -277,7 +267,7 @@ def _drop_strange_error(response: Response) -> None:
         response._content = b""
 
 
-class _Reaching(LimitedConnection):
+class _Connection(LimitedConnection):
     """A connection to an address that was looked at: the name is not resolved again after that."""
 
     def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
@@ -294,11 +284,7 @@ class _Reaching(LimitedConnection):
         return response
 
 
-class _HttpConnection(_Reaching):
-    """Without TLS."""
-
-
-class _HttpsConnection(_Reaching, LimitedTlsConnection):
+class _TlsConnection(_Connection, LimitedTlsConnection):
     """With TLS: nothing is sent before it is known that the certificate is the right one."""
 
     def connect(self) -> None:
@@ -308,18 +294,10 @@ class _HttpsConnection(_Reaching, LimitedTlsConnection):
             self._reach.check_certificate(self.sock.getpeercert(binary_form=True) or b"", is_verified=is_verified)
 
 
-class _HttpPool(HTTPConnectionPool):
-    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        connection: Any = partial(_HttpConnection, reach=reach)
-        self.ConnectionCls = connection
-
-
-class _HttpsPool(HTTPSConnectionPool):
-    def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        connection: Any = partial(_HttpsConnection, reach=reach)
-        self.ConnectionCls = connection
+def _pool(kind: Callable[..., Any], connection: Callable[..., Any], reach: Reach, *args: Any, **kwargs: Any) -> Any:
+    pool = kind(*args, **kwargs)
+    pool.ConnectionCls = partial(connection, reach=reach)
+    return pool
 
 
 ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
@@ -544,7 +522,12 @@ def _session_path(answer: Response) -> str | None:
     and show @odata.id in the body.
     """
     location = answer.headers.get("Location", "")
-    for path in (_path_of(location), _path_of(_shown_id(answer.content))):
+    try:
+        body = json.loads(answer.content)
+    except (ValueError, RecursionError):
+        body = None
+    shown = body.get("@odata.id") if isinstance(body, dict) else None
+    for path in (_path_of(location), _path_of(shown if isinstance(shown, str) else "")):
         if path.startswith("/redfish/"):
             return path
     name = _path_of(location).rstrip("/").rpartition("/")[2]
@@ -557,13 +540,3 @@ def _path_of(link: str) -> str:
         return urlsplit(link).path
     except ValueError:
         return ""
-
-
-def _shown_id(content: bytes) -> str:
-    """Return ``@odata.id`` of a resource in JSON; "" if it shows none."""
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):
-        return ""
-    shown = body.get("@odata.id") if isinstance(body, dict) else None
-    return shown if isinstance(shown, str) else ""

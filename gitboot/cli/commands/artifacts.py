@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,13 +19,15 @@ from gitboot.artifacts.availability import (
     NamedArtifact,
     ReadResults,
     Sighting,
+    at_sources,
     look_at_all,
     named_artifacts,
     unbootable_by_firmware,
 )
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
-from gitboot.artifacts.oci import Registries
-from gitboot.cli.evaluated_fleet import evaluate_fleet
+from gitboot.artifacts.oci import OciReference, Registries, resolve
+from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
+from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, results_cache
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
@@ -35,11 +39,18 @@ from gitboot.cli.options import (
     output_option,
     prefix_of,
     registry_options,
+    write_outputs,
 )
 from gitboot.cli.terminal import progress, table, wrapped
-from gitboot.errors import AssetError, UsageError
+from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.problem_formats import FORMATS, counted
-from gitboot.jsonio import document, facts
+from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.jsonio import Digest, document, facts
+from gitboot.model.boot_image import BootImage
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import Malformed, parse_base_url
+from gitboot.model.server import Architecture
+from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.fleet_decisions import sites_of
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.standard_streams import style
@@ -47,12 +58,6 @@ from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
-    from gitboot.artifacts.oci import Resolved
-    from gitboot.artifacts.signatures import SignatureCheck
-    from gitboot.fleet.resources import FleetRepository
-    from gitboot.jsonio import Digest
-    from gitboot.model.boot_image import BootImage
-    from gitboot.problems import Problem
 
 
 @click.group()
@@ -60,7 +65,7 @@ def command() -> None:
     """Place boot loaders; download, verify and resolve kernels, initrds and images."""
 
 
-@click.command()
+@command.command()
 @fleet_argument
 @click.option(
     "--out",
@@ -109,13 +114,12 @@ def download(
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
-    from gitboot.artifacts.local_copies import Mirroring, mirrored_path, prune
-    from gitboot.model.fleet import Output
+    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path, prune
 
     decisions, found = named_in(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
-    files = [each.file for each in found if each.file.source is not None]
+    files = {mirrored_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = fetchers_of(
         decisions.base_url,
         None,
@@ -123,60 +127,44 @@ def download(
     )
     refused = {}
     if image_keys is not None:
-        new = {file.sha256 for file in files if not (out / mirrored_path(file)).is_file()}
+        new = {file.sha256 for path, file in files.items() if not (out / path).is_file()}
         refused = not_vouched_for(path, rev, image_keys, fetchers, new)
-    done = _brought(fetchers, files, refused, out, parallel)
-    pruned = []
-    if not sites:  # else it is not known what the others need
-        before = (now() - timedelta(days=keep_days)).timestamp()
-        try:
-            pruned = prune(out, {mirrored_path(file) for file in files}, before)
-        except OSError as error:
-            raise AssetError(f"{error.filename}: {error.strerror}") from error
-    for output in outputs:
-        output.write(document(items=done, pruned=pruned) if output.format == "json" else _as_table(done, pruned))
-    if any(each.outcome is Mirroring.FAILED for each in done):
-        context.exit(Exit.PARTIAL)
-
-
-def _brought(
-    fetcher: Fetcher, files: Iterable[BootFile], refused: Mapping[Digest, str], out: Path, parallel: int
-) -> list[MirroredArtifact]:
-    """What became of each, by path; those that are refused are left where they are."""
-    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path
-
-    by_path = {mirrored_path(file): file for file in files}
     done = [
         MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
-        for at, file in by_path.items()
+        for at, file in files.items()
         if file.sha256 in refused
     ]
-    signed = [file for file in by_path.values() if file.sha256 not in refused]
+    signed = [file for file in files.values() if file.sha256 not in refused]
     with progress("artifacts", len(signed)) as advance:
 
         def note(each: MirroredArtifact) -> None:
             done.append(each)
             advance(1)
 
-        mirror_all(fetcher, signed, out, note, parallel=parallel)
-    return sorted(done, key=lambda each: each.path)
-
-
-def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
-    from gitboot.cli.terminal import table
-
+        mirror_all(fetchers, signed, out, note, parallel=parallel)
+    done.sort(key=lambda each: each.path)
+    pruned = []
+    if not sites:  # else it is not known what the others need
+        before = (now() - timedelta(days=keep_days)).timestamp()
+        try:
+            pruned = prune(out, set(files), before)
+        except OSError as error:
+            raise AssetError(f"{error.filename}: {error.strerror}") from error
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
     rows += [("pruned", path, "-", "-") for path in pruned]
-    return table(("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else ""
+    write_outputs(
+        outputs,
+        json=partial(document, items=done, pruned=pruned),
+        text=partial(table, ("OUTCOME", "PATH", "FROM", "WHY"), rows) if rows else str,
+    )
+    if any(each.outcome is Mirroring.FAILED for each in done):
+        context.exit(Exit.PARTIAL)
 
 
 def not_vouched_for(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
-    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-    from gitboot.cli.evaluated_fleet import load_fleet
-
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
@@ -215,10 +203,7 @@ def fetchers_of(base_url: str, assets: Path | None, registries: Registries | Non
     return Fetchers(by_prefix)
 
 
-command.add_command(download)
-
-
-@click.command()
+@command.command()
 @fleet_argument
 @click.option(
     "--image-keys",
@@ -260,12 +245,12 @@ def signatures(
     Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
-    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.problems import Severity
-
     fleet = load_fleet(path, rev)
-    images = _images(fleet, path, since)
+    before = {}
+    if since is not None:
+        with suppress(InvalidRepository):  # nothing is known of what was there
+            before = dict(load_fleet(path, since).images)
+    images = [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
     base_url = fleet.fleet.spec.base_url
     fetchers = fetchers_of(
         base_url,
@@ -275,34 +260,16 @@ def signatures(
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
         problems = tuple(sorted(_problems(fleet, images, check, required=required)))
-    for output in outputs:
-        output.write(FORMATS[output.format](problems, prefix_of(path)))
+    write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
 
 
-def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootImage]:
-    """The images to look at, by name: all of them, or those that are others than they were."""
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.errors import InvalidRepository
-
-    before = {}
-    if since is not None:
-        try:
-            before = dict(load_fleet(path, since).images)
-        except InvalidRepository:  # nothing is known of what was there
-            before = {}
-    return [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]
-
-
 def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
-    from gitboot.fleet.resources import Id
-    from gitboot.problems import Code, Severity
-
     hint = Code.NOT_VOUCHED_FOR.hint
     for image in images:
         name = Id("BootImage", image.metadata.name)
@@ -316,9 +283,6 @@ def _problems(
                 severity = Severity.ERROR if required else Severity.WARNING
                 message = f"{what} of {name} has no signature"
                 yield fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
-
-
-command.add_command(signatures)
 
 
 @command.command()
@@ -368,7 +332,10 @@ def loaders(
     """
     from gitboot.artifacts.boot_loaders import Placed, Placement, place
 
-    url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
+    try:
+        url = parse_base_url(base_url) if base_url is not None else load_fleet(path, rev).fleet.spec.base_url
+    except Malformed as error:
+        raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
     def report(placed: Placed) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
@@ -380,7 +347,7 @@ def loaders(
         context.exit(Exit.PARTIAL)
 
 
-@command.command()
+@command.command("resolve")
 @click.argument("image", metavar="oci://HOST/NAME:TAG")
 @click.option(
     "--cname",
@@ -396,7 +363,7 @@ def loaders(
 )
 @registry_options
 @output_option("yaml", "json")
-def resolve(
+def resolve_image(
     image: str,
     cname: str,
     architecture: str | None,
@@ -413,42 +380,20 @@ def resolve(
     The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
     """
-    from gitboot.artifacts.oci import OciReference
-    from gitboot.artifacts.oci import resolve as resolved
-    from gitboot.model.server import Architecture
+    import yaml
 
-    found = resolved(
+    found = resolve(
         OciReference.parse(image),
         opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
-    for output in outputs:
-        said = document(image=str(found.image), architectures=found.architectures)
-        output.write(said if output.format == "json" else _as_yaml(found))
-
-
-def _as_yaml(found: Resolved) -> str:
-    import yaml
-
-    said = yaml.safe_dump({"architectures": found.architectures}, sort_keys=False, width=1000)
-    return f"# {found.image}\n{said}"
-
-
-def _base_url_of(path: Path, rev: str | None) -> str:
-    """The base URL of the fleet at PATH; raises `InvalidRepository`."""
-    from gitboot.cli.evaluated_fleet import load_fleet
-
-    return load_fleet(path, rev).fleet.spec.base_url
-
-
-def _parsed(url: str) -> str:
-    from gitboot.model.scalars import Malformed, parse_base_url
-
-    try:
-        return parse_base_url(url)
-    except Malformed as error:
-        raise UsageError(f"--base-url {url}: {error.message}; {error.hint}") from None
+    text = f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}"
+    write_outputs(
+        outputs,
+        json=partial(document, image=str(found.image), architectures=found.architectures),
+        yaml=partial(str, text),
+    )
 
 
 @command.command()
@@ -493,16 +438,15 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
-    from gitboot.artifacts.availability import ReadResults, at_sources
-
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
     seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
-    for output in outputs:
-        output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
-    context.exit(exit_of_look(found, seen))
+    write_outputs(outputs, json=partial(_as_json, found, seen), text=partial(_as_text, found, seen))
+    if any(_unbootable(each, seen[each.file]) is not None for each in found):
+        context.exit(Exit.PARTIAL)
+    context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)
 
 
 def looked_at(
@@ -532,49 +476,30 @@ def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
     return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
 
 
-def exit_of_look(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Exit:
-    if any(_unbootable(each, seen[each.file]) is not None for each in found):
-        return Exit.PARTIAL
-    return Exit.FINE if all(seen[each.file].is_there for each in found) else Exit.SOURCE
-
-
-def as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-
+def _as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
     items = []
     for each in found:
         sighting = seen[each.file]
-        item: dict[str, Any] = {**facts(each), **each.file.facts(), **facts(sighting)}
-        items.append({**item, "unbootable": _unbootable(each, sighting)})
+        items.append({**facts(each), **facts(each.file), **facts(sighting), "unbootable": _unbootable(each, sighting)})
         del items[-1]["file"]
     return document(items=items)
 
 
-def as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-    return "\n".join((*_troubles(found, seen), *_sums(found, seen)))
-
-
-def _troubles(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
-    """A row for each artifact by which something is not in order, with what it is below the table."""
-    rows, whys = [], []
+def _as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
+    """A table of the artifacts by which something is not in order, why, and how many each site has of what."""
+    rows, lines = [], []
     for each in found:
         sighting = seen[each.file]
         unbootable = _unbootable(each, sighting)
-        if unbootable is None and sighting.is_there:
-            continue
-        word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
-        rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
-        whys.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
+        if unbootable is not None or not sighting.is_there:
+            word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
+            rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
+            lines.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
     if rows:
-        yield table(("SEEN", "IMAGES", "SERVERS", "URL"), rows)
-        yield from ("", *whys, "")
-
-
-def _sums(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> Iterator[str]:
-    """How many each site has of what."""
+        lines = [table(("SEEN", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
     for site in sorted({site for each in found for site in each.sites}):
         here = [seen[each.file] for each in found if site in each.sites]
         counts = Counter(str(sighting.presence).lower() for sighting in here)
-        told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-        yield f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {told}"
-    if not found:
-        yield "the fleet names no artifacts"
+        numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+        lines.append(f"{site or 'the fleet'}: {count(len(here), 'artifact')}: {numbers}")
+    return "\n".join(lines if found else ["the fleet names no artifacts"])

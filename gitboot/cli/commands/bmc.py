@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from gitboot.bmc.credentials import FILE, as_file, pair_of
+from gitboot.bmc.worker_pool import connections
 from gitboot.child_processes import raise_limits
 from gitboot.cli.commands.bmc_power import power
-from gitboot.cli.commands.bmc_scan import scan
+from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import meant_by
+from gitboot.cli.instance_client import chosen, looked_at, machines_of, meant_by, request
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -27,18 +29,22 @@ from gitboot.cli.options import (
     reason_option,
     selector_option,
     state_option,
+    write_outputs,
 )
-from gitboot.cli.terminal import progress
+from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.controller.bmcs.manual_tasks import Inspection, inspect, shown, subjects
+from gitboot.controller.instance.assembly import Look
+from gitboot.controller.instance.state_directory import running
+from gitboot.controller.operator_requests import ACCEPT, BACK, CERTIFICATE, REPLACE, RESOLVE, RETRY, stop_of
+from gitboot.errors import UsageError
+from gitboot.files import file_below
+from gitboot.fleet.identities import Machine
 from gitboot.jsonio import document
+from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
+from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
-from gitboot.text import count, shell_words, some
-
-if TYPE_CHECKING:
-    from gitboot.bmc.override_state import OverrideRecord
-    from gitboot.controller.bmcs.manual_tasks import Inspection
-    from gitboot.controller.instance.assembly import Look
-    from gitboot.fleet.identities import Machine
-    from gitboot.model.scalars import SystemUuid
+from gitboot.status.conditions import with_state
+from gitboot.text import count, printable, shell_words, some
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -55,7 +61,7 @@ def command() -> None:
 
 
 command.add_command(power)
-command.add_command(scan)
+command.add_command(scan_network)
 
 
 @command.command("get", context_settings=_SETTINGS)
@@ -82,8 +88,8 @@ def get(
     Exit codes: 0 where all have answered, else 8.
     """
     found = _inspected(servers, selector, state, credentials)
-    for output in outputs:
-        output.write(_as_text(found, state, in_full=bool(servers)) if output.format == "text" else _as_json(found))
+    text = partial(_as_text, found, state, in_full=bool(servers))
+    write_outputs(outputs, text=text, json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -124,8 +130,7 @@ def diff(
     found = [
         one for one in _inspected(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
     ]
-    for output in outputs:
-        output.write(_as_diff(found, state) if output.format == "text" else _as_json(found))
+    write_outputs(outputs, text=partial(_as_diff, found, state), json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
     if detailed_exitcode and not all(one.is_settled for one in found):
@@ -144,11 +149,6 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance_client import looked_at, machines_of, request
-    from gitboot.controller.instance.state_directory import running
-    from gitboot.controller.operator_requests import RETRY
-    from gitboot.errors import UsageError
-
     if running(state) is None:
         raise UsageError(
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
@@ -175,9 +175,6 @@ def access_files(state: Path, credentials: Path | None) -> None:
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.
     """
-    from gitboot.bmc.credentials import FILE, as_file, pair_of
-    from gitboot.cli.instance_client import looked_at
-
     with looked_at(state, now()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
         known = instance.knowledge.known_pairs
@@ -214,20 +211,24 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     what it shows instead of the one that was pinned; look there that it is the BMC which shows it. --back: the machine,
     which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
     """
-    from gitboot.cli.instance_client import looked_at, machines_of, request
-    from gitboot.controller.operator_requests import CERTIFICATE
-    from gitboot.errors import UsageError
-
     if word is None and certificate is None:
         raise click.UsageError(
             "Missing option '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
         )
+    fingerprint = None
+    if certificate is not None:
+        try:
+            fingerprint = parse_fingerprint(certificate)
+        except Malformed:
+            raise click.UsageError(
+                "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
+            ) from None
     at = now()
     asked: list[tuple[str, dict[str, object]]] = []
     with looked_at(state, at) as instance:
-        if certificate is not None:
+        if fingerprint is not None:
             pinned = [uuid for uuid in machines_of(instance, server) if uuid in instance.knowledge.pins]
-            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": _fingerprint(certificate)}) for uuid in pinned]
+            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
         elif word is not None:
             meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
             asked = [each for each in meant if each is not None]
@@ -246,25 +247,10 @@ def _warn_of_no_name(is_named: bool) -> None:
         click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
 
 
-def _fingerprint(text: str) -> str:
-    """A SHA-256 as gitboot writes it, of one as openssl may."""
-    from gitboot.model.scalars import Malformed, parse_fingerprint
-
-    try:
-        return parse_fingerprint(text)
-    except Malformed:
-        raise click.UsageError(
-            "--certificate takes a SHA-256 in 64 hexadecimal digits, as gitboot bmc get shows it"
-        ) from None
-
-
 def _resolved(
     look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
-    from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE, stop_of
-    from gitboot.resolve.plan_at_time import plan
-
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None
     stop = stop_of(look.knowledge, look.commit, look.knowledge.facts.orders)
@@ -291,36 +277,29 @@ def _inspected(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance_client import chosen, looked_at
-    from gitboot.controller.bmcs.manual_tasks import inspect, subjects
-    from gitboot.errors import UsageError
+    def signed(url: str, base_url: str) -> bool | None:
+        """Whether what is served has a signature; None: it is not here, or no EFI program."""
+        from gitboot.artifacts.boot_loaders import HEAD, is_signed
+
+        served = f"{base_url}/assets/"
+        if assets is None or not url.startswith(served):
+            return None
+        with suppress(OSError):
+            if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
+                with file.open("rb") as content:
+                    return is_signed(content.read(HEAD))
+        return None
 
     raise_limits()  # each BMC has a connection
     at = now()
     with looked_at(state, at) as instance, connections(credentials) as kept:
         names = chosen(servers, instance, selector)
         found = subjects(instance.commit, instance.knowledge, instance.keys, at)
-        asked = [subject for subject in found if names is None or subject.name in names]
-        if without := sorted(frozenset(servers) - {subject.name for subject in asked}):
+        asked = [subject for subject in found if names is None or subject.server in names]
+        if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
         with progress("BMCs", len(asked)) as advance:
-            return inspect(asked, kept, at, read=advance, signed=partial(_signed, assets))
-
-
-def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
-    """Whether what is served has a signature; None: it is not here, or no EFI program."""
-    from gitboot.artifacts.boot_loaders import HEAD, is_signed
-    from gitboot.files import file_below
-
-    served = f"{base_url}/assets/"
-    if assets is None or not url.startswith(served):
-        return None
-    with suppress(OSError):
-        if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
-            with file.open("rb") as content:
-                return is_signed(content.read(HEAD))
-    return None
+            return inspect(asked, kept, at, read=advance, signed=signed)
 
 
 def _as_json(found: list[Inspection]) -> str:
@@ -328,56 +307,44 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.controller.bmcs.manual_tasks import shown
-
     rows = []
+    counts: Counter[str] = Counter()
     for one in found:
         subject = one.subject
         colour = "red" if one.needs_a_person else None if one.is_settled else "yellow"
+        person, unread, pending, fine = _STANDINGS
+        standing = unread if one.seen is None else fine if one.is_settled else pending
+        counts[person if one.needs_a_person else standing] += 1
+        # What may stand on the BMC, or what was set last; the instant that a reason may end in says little here.
+        last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
-                subject.name,
+                subject.server,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
                 shown(one.seen.override) if one.seen else style(one.next, fg="red"),
-                _recorded(subject.overrides),
+                f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
                 subject.evidence,
                 style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
     lines = [table(header, rows, shortened=(4, 3, 2)), *_whys(found, state), ""]
-    return "\n".join([*lines, *(_firmware(found) if in_full else ()), _summed_up(found)])
-
-
-def _firmware(found: list[Inspection]) -> Iterator[str]:
-    from gitboot.cli.terminal import wrapped
-
-    for one in found:
+    for one in found if in_full else ():
         if one.seen is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
             order = ", ".join(one.seen.boot_order) or "is not shown"
-            yield wrapped(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}")
-
-
-def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
-    """What may stand on the BMC, or what was set last; the instant that a reason may end in says little here."""
-    if not overrides:
-        return "-"
-    last = max(overrides, key=lambda each: (each.state.is_open, each.at))
-    return f"{last.state} {last.reason.partition('/after/')[0]}"
+            lines.append(wrapped(f"{one.subject.server}: Secure Boot {secure}; boot order: {order}"))
+    summary = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
+    return "\n".join([*lines, f"{count(len(found), 'BMC')}: {summary or 'none'}"])
 
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
-    from gitboot.cli.terminal import wrapped
-    from gitboot.status.conditions import with_state
-
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:
-            alike.setdefault((one.why, one.hint), []).append(one.subject.name)
+            alike.setdefault((one.why, one.hint), []).append(one.subject.server)
     if alike:
         yield ""
     for (why, hint), names in alike.items():
@@ -387,40 +354,22 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection], state: Path) -> str:
-    from gitboot.status.conditions import with_state
-    from gitboot.text import printable
-
+    # Those of whom the same is to be said, and to which nothing is to be sent, are shown as one.
+    groups: dict[object, list[Inspection]] = {}
+    for number, one in enumerate(found):
+        is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
+        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
     lines: list[str] = []
-    for one, alike in _alike(found):
-        who = some([each.subject.name for each in alike], 3)
+    for alike in groups.values():
+        one = alike[0]
+        who = some([each.subject.server for each in alike], 3)
         lines.append(f"{style(who, bold=True)}: {one.next}: {printable(one.why)}")
-        if one.patch is not None:
-            address, method = one.subject.bmc.address, " ".join(one.method)
-            lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
+        if one.request:
+            address, method = one.subject.bmc.address, " ".join(one.request[:-1])
+            lines.append(f"  {method} {address}{one.request[-1]}" if method else f"  {address}: {one.request[-1]}")
             if one.reset_to_come is not None:
                 lines.append(f"  then {printable(one.reset_to_come)}")
         lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
-
-
-def _alike(found: Iterable[Inspection]) -> Iterator[tuple[Inspection, list[Inspection]]]:
-    """The first of those of whom the same is to be said, and nothing is to be sent; and all of them."""
-    groups: dict[object, list[Inspection]] = {}
-    for number, one in enumerate(found):
-        is_alone = one.patch is not None or one.warnings or one.subject.name in (one.hint or "")
-        groups.setdefault(number if is_alone else (one.next, one.why, one.hint), []).append(one)
-    yield from ((them[0], them) for them in groups.values())
-
-
-def _summed_up(found: list[Inspection]) -> str:
-    counts = Counter(_standing(one) for one in found)
-    shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
-    return f"{count(len(found), 'BMC')}: {shown or 'none'}"
-
-
-def _standing(one: Inspection) -> str:
-    """The heading under which a BMC is counted, the worst that fits."""
-    person, unread, pending, fine = _STANDINGS
-    return person if one.needs_a_person else unread if one.seen is None else fine if one.is_settled else pending

@@ -6,12 +6,14 @@ import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from gitboot.bmc.power_steps import PowerAction
+from gitboot.bmc.worker_pool import connections
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import go_on, meant_by, yes_option
+from gitboot.cli.instance_client import go_on, looked_at, meant_by, request, yes_option
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
@@ -21,15 +23,15 @@ from gitboot.cli.options import (
     reason_option,
     selector_option,
     state_option,
+    write_outputs,
 )
-from gitboot.cli.terminal import progress
+from gitboot.cli.terminal import progress, table
+from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject, inspect, subjects, switch
+from gitboot.controller.operator_requests import POWER, POWERED
+from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
-from gitboot.text import count, some
-
-if TYPE_CHECKING:
-    from gitboot.bmc.power_steps import PowerAction
-    from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject
+from gitboot.text import count, printable, some
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
@@ -65,15 +67,11 @@ def get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    from gitboot.bmc.worker_pool import connections
-    from gitboot.controller.bmcs.manual_tasks import inspect
-
     at = now()
     subjects = _subjects(servers, selector, state)
     with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
-        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.name)
-    for output in outputs:
-        output.write(_as_text(found) if output.format == "text" else _as_json(found))
+        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.server)
+    write_outputs(outputs, text=partial(_as_text, found), json=partial(_as_json, found))
     if any(one.seen is None for one in found):
         sys.exit(Exit.PARTIAL)
 
@@ -148,13 +146,6 @@ def _switch(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
-    from gitboot.bmc.power_steps import PowerAction
-    from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance_client import request
-    from gitboot.controller.bmcs.manual_tasks import switch
-    from gitboot.controller.operator_requests import POWER, POWERED
-    from gitboot.errors import UsageError
-
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
     action = PowerAction(what)
@@ -167,32 +158,25 @@ def _switch(
         if meant and not dry_run:
             if len(subjects) > 1 or selector is not None:
                 click.echo(_as_table(found), err=True)
-                click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
+                installs = sum(each.plan is not None and each.plan.writes_disk for each in meant)
+                installing = f", of which {installs} would boot what writes disks" if installs and what != "off" else ""
+                click.echo(f"{what} for {count(len(meant), 'server')}{installing}: {reason}", err=True)
                 go_on(yes=yes)
-            request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
+            request(state, POWER, {"action": what, "servers": [each.server for each in meant], "reason": reason})
             with progress("BMCs", len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
-            items = [_outcome(one) for one in sent.values()]
+            recorded = ("server", "resetType", "sent", "why")
+            items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
             request(state, POWERED, {"action": what, "items": items, "reason": reason})
             found = [sent.get(one.subject.uuid, one) for one in found]
-    for output in outputs:
-        output.write(_as_table(found) if output.format == "text" else document(items=[one.facts() for one in found]))
+    listed = partial(document, items=[one.facts() for one in found])
+    write_outputs(outputs, text=partial(_as_table, found), json=listed)
     if any(one.failed for one in found):
         sys.exit(Exit.PARTIAL)
 
 
-def _outcome(one: Powered) -> dict[str, Any]:
-    """What the ledger is told of one machine."""
-    facts = one.facts()
-    return {name: facts[name] for name in ("server", "resetType", "sent", "why")}
-
-
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     """The machines that are meant; all that have a BMC where none is named."""
-    from gitboot.cli.instance_client import looked_at
-    from gitboot.controller.bmcs.manual_tasks import subjects
-    from gitboot.errors import UsageError
-
     at = now()
     with looked_at(state, at) as instance:
         found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)
@@ -200,8 +184,8 @@ def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> li
         if not servers and selector is None:
             return list(described)
         meant = meant_by(instance, servers, selector)
-        found = [each for each in described if each.name in meant]
-    if without := sorted(meant.keys() - {each.name for each in found}):
+        found = [each for each in described if each.server in meant]
+    if without := sorted(meant.keys() - {each.server for each in found}):
         raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
     return found
 
@@ -210,7 +194,7 @@ def _as_json(found: list[Inspection]) -> str:
     return document(
         items=[
             {
-                "server": one.subject.name,
+                "server": one.subject.server,
                 "uuid": one.subject.uuid,
                 "bmc": one.subject.bmc.address,
                 "answered": one.seen is not None,
@@ -226,42 +210,31 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection]) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.text import printable
-
     rows = []
+    counts: Counter[str] = Counter()
     for one in found:
         seen = one.seen
         if seen is None:
-            rows.append((one.subject.name, style(one.next, fg="red"), one.why))
+            rows.append((one.subject.server, style(one.next, fg="red"), one.why))
         else:
             at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
-            rows.append((one.subject.name, seen.power or "not shown", at))
-    counts = Counter(one.seen.power or "not shown" if one.seen is not None else "not read" for one in found)
-    summed_up = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
-    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {summed_up}"
+            rows.append((one.subject.server, seen.power or "not shown", at))
+        counts[seen.power or "not shown" if seen is not None else "not read"] += 1
+    numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
+    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {numbers}"
 
 
 def _as_table(found: list[Powered]) -> str:
-    from gitboot.cli.terminal import table
-
     rows = []
     for one in found:
         plan, seen = one.subject.plan, one.seen
         boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
         rows.append(
             (
-                one.subject.name,
+                one.subject.server,
                 seen.power or "not shown" if seen is not None else "not read",
                 boots,
                 f"{'sent ' if one.sent else ''}{one.words}",
             )
         )
     return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))
-
-
-def _summed_up(found: list[Powered], action: PowerAction) -> str:
-    meant = [one for one in found if one.would_send]
-    installs = [one for one in meant if one.subject.plan is not None and one.subject.plan.writes_disk]
-    installing = f", of which {len(installs)} would boot what writes disks" if installs and action != "off" else ""
-    return f"{action} for {count(len(meant), 'server')}{installing}"

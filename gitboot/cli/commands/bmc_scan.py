@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
-from gitboot.cli.terminal import progress
+from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option, write_outputs
+from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio import document
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.identities import machines as machines_of
+from gitboot.jsonio import document, facts
+from gitboot.model.scalars import SystemUuid
 from gitboot.text import count
-
-if TYPE_CHECKING:
-    from gitboot.bmc.scan import Comparison, FoundServer, Probe
-    from gitboot.fleet.identities import Machine
-
-_LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
 
 
 @click.command("scan", context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -49,7 +47,7 @@ _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
 @output_option("text", "json")
 @evaluator_command
-def scan(
+def scan_network(
     places: tuple[str, ...],
     credentials: Path | None,
     name: str,
@@ -71,32 +69,29 @@ def scan(
     Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
     swapped, moved, missing, unknown, or has other network cards than its document says.
     """
-    from gitboot.bmc.scan import addresses, compare
+    machines: list[Machine] = []
+    if path is not None:
+        from gitboot.cli.evaluated_fleet import load_fleet
 
-    machines = _described(path, rev) if path is not None else []
+        machines = list(machines_of(load_fleet(path, rev)).values())
     asked = addresses(list(_listed(places)), ports)
     answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for answer in answers for each in answer.found]
-    unread = [answer.address for answer in answers if answer.why_not is not None]
-    compared = compare(found, machines, asked, unread)
+    failed = [each for each in answers if each.why_not is not None]
+    compared = compare(found, machines, asked, [each.address for each in failed])
     written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
-    for output in outputs:
-        output.write(
-            _as_text(answers, compared, written, len(asked))
-            if output.format == "text"
-            else _as_json(answers, compared, written)
-        )
-    if unread:
+    files = {each: str(file) for each, file in written.items()}
+    items = [{**facts(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found]
+    unread = [{"address": each.address, "why": each.why_not} for each in failed]
+    write_outputs(
+        outputs,
+        text=partial(_as_text, answers, compared, written, len(asked)),
+        json=partial(document, items=items, unread=unread, differences=compared.differences),
+    )
+    if failed:
         sys.exit(Exit.PARTIAL)
     if compared.differences and detailed_exitcode:
         sys.exit(Exit.CHANGES)
-
-
-def _described(path: Path, rev: str | None) -> list[Machine]:
-    from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.fleet.identities import machines
-
-    return list(machines(load_fleet(path, rev)).values())
 
 
 def _listed(places: Sequence[str]) -> Iterator[str]:
@@ -116,10 +111,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     """What answers, in the order of addresses."""
     from gitboot.bmc.credentials import CredentialDirectory
     from gitboot.bmc.redfish.client import BmcConnection
-    from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections
-    from gitboot.fleet.identities import BmcAccess
-    from gitboot.model.scalars import SystemUuid
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
@@ -134,7 +126,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
             return driver
 
         with progress("addresses", len(asked)) as advance:
-            answers = list(look_at(asked, connect, parallel=parallel, each=lambda: advance(1)))
+            answers = list(scan(asked, connect, parallel=parallel, each=lambda: advance(1)))
     return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
 
 
@@ -148,8 +140,6 @@ def _write(
     verify: bool,
 ) -> dict[FoundServer, Path]:
     """Write a document for each machine that has none, as far as what it shows is enough."""
-    from gitboot.bmc.scan import document_for, name_for
-
     written: dict[FoundServer, Path] = {}
     names = set(taken)
     for each in found:
@@ -163,30 +153,20 @@ def _write(
     return written
 
 
-def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path]) -> str:
-    from gitboot.jsonio import facts
-
-    items = [
-        {
-            **facts(each),
-            "server": compared.servers.get(each),
-            "document": str(written[each]) if each in written else None,
-        }
-        for answer in answers
-        for each in answer.found
-    ]
-    unread = [{"address": each.address, "why": each.why_not} for each in answers if each.why_not is not None]
-    return document(items=items, unread=unread, differences=compared.differences)
-
-
 def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
-    from gitboot.cli.terminal import table, wrapped
-
     found = [each for answer in answers for each in answer.found]
-    lines: list[str] = []
-    if found:
-        header = ("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS")
-        lines += [table(header, [_row(each, compared.servers.get(each, "-")) for each in found]), ""]
+    rows = [
+        (
+            each.address.removeprefix("https://"),
+            compared.servers.get(each, "-")[:20],
+            (f"{each.maker} {each.model}".strip() or "-")[:26],
+            (each.serial or "-")[:16],
+            (each.bmc or "-")[:12],
+            str(len(each.nics)),
+        )
+        for each in found
+    ]
+    lines = [table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
     for difference in compared.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
         lines.append(wrapped(f"{difference.what}: {who}: {difference.message}"))
@@ -201,15 +181,3 @@ def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[Found
     if unread:
         ends.append(f"{unread} not read")
     return "\n".join([*lines, f"{asked:,} {'address' if asked == 1 else 'addresses'} asked: {', '.join(ends)}"])
-
-
-def _row(found: FoundServer, server: str) -> tuple[str, ...]:
-    model = f"{found.maker} {found.model}".strip()
-    return (
-        found.address.removeprefix("https://"),
-        server[: _LONGEST["server"]],
-        (model or "-")[: _LONGEST["model"]],
-        (found.serial or "-")[: _LONGEST["serial"]],
-        (found.bmc or "-")[:12],
-        str(len(found.nics)),
-    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,23 +18,24 @@ import click
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
-from gitboot.cli.terminal import progress
-from gitboot.importers.boot_comparison import SHAPES
+from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second, write_outputs
+from gitboot.cli.terminal import progress, table, wrapped
+from gitboot.errors import HostUnreachable
+from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, host_of
+from gitboot.importers.boot_comparison import SHAPES, Asker, Contrast, Likeness, OldBoot, boot_of, contrasted, elsewhere
 from gitboot.jsonio import document
+from gitboot.model.boot_policy import NetworkBoot
+from gitboot.model.server import Lifecycle
+from gitboot.resolve.server_decision import Decision, Decisions
+from gitboot.text import count
 
 if TYPE_CHECKING:
-    from gitboot.cli.evaluated_fleet import Planned
     from gitboot.fleet.resources import FleetRepository
-    from gitboot.http_client import HttpClient
-    from gitboot.importers.boot_comparison import Asker, Contrast, OldBoot
-    from gitboot.resolve.server_decision import Decision, Decisions
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot
 _PIECE: Final = 1 << 20
 _HOPS: Final = 3  # from script to script
-_NAME: Final = 40  # characters of a server's name in the table
 
 
 @click.command()
@@ -92,8 +93,6 @@ def command(
     6 where the old system did not answer.
     """
     from gitboot.cli.evaluated_fleet import planned_fleet
-    from gitboot.http_client import HttpClient, host_of
-    from gitboot.importers.boot_comparison import Likeness
 
     host_of(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
@@ -103,12 +102,24 @@ def command(
         fleet.decision(name)
     decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
 
-    def one(decision: Decision) -> Contrast:
-        return _compared(client, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
+    def compare(decision: Decision) -> Contrast:
+        server = fleet.repository.servers[decision.server]
+        macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
+        asker = Asker(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
+        return _compared(client, old, shape, decision, asker, timeout_s, contents=contents)
 
-    found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
-    for output in outputs:
-        output.write(_FORMATS[output.format](found))
+    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
+    found = []
+    try:
+        jobs = [pool.submit(compare, decision) for decision in decisions]
+        with progress("servers", len(jobs)) as advance:
+            for job in as_completed(jobs):
+                advance(1)
+                found.append(job.result())
+    finally:
+        pool.shutdown(cancel_futures=True)
+    found.sort(key=lambda each: each.server)
+    write_outputs(outputs, **{name: partial(write, found) for name, write in _FORMATS.items()})
     verdicts = {each.verdict for each in found}
     if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
         sys.exit(Exit.CHANGES)
@@ -118,7 +129,6 @@ def command(
 
 def _active(repository: FleetRepository, now: datetime) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
-    from gitboot.model.server import Lifecycle
     from gitboot.resolve.fleet_decisions import decide
 
     fleet, servers = copy(repository.fleet), {}
@@ -133,31 +143,6 @@ def _active(repository: FleetRepository, now: datetime) -> Decisions:
     return decide(replace(repository, fleet=fleet, servers=servers), now)
 
 
-def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], parallel: int) -> Iterator[Contrast]:
-    """Each server's comparison as it is done, so many at a time."""
-    pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
-    try:
-        jobs = [pool.submit(one, decision) for decision in decisions]
-        with progress("servers", len(jobs)) as advance:
-            for job in as_completed(jobs):
-                advance(1)
-                yield job.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _asker(fleet: Planned, decision: Decision) -> Asker:
-    from gitboot.importers.boot_comparison import Asker
-
-    server = fleet.repository.servers[decision.server]
-    return Asker(
-        name=decision.server,
-        uuid=str(decision.uuid),
-        macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
-        serial=server.spec.serial or "",
-    )
-
-
 def _compared(
     client: HttpClient,
     old: str,
@@ -169,10 +154,8 @@ def _compared(
     contents: bool,
 ) -> Contrast:
     """One server; whatever the old system does is a verdict."""
-    from gitboot.errors import HostUnreachable
-    from gitboot.importers.boot_comparison import Contrast, Likeness, contrasted, elsewhere
-
-    boot = decision.policy.boot if decision.policy is not None else None
+    policy = decision.policy
+    boot = policy.boot if policy is not None else None
     try:
         answer = _asked(client, old, shape, asker, timeout_s)
         if answer is None:
@@ -181,9 +164,13 @@ def _compared(
             if answer.kernel is None:
                 return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk")
             return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
-        if answer.kernel is None and answer.chain is None and not _installs(decision):
+        # Whether gitboot would boot it from the network, once its document is no longer Parked.
+        installs = decision.provision > 0 or (policy is not None and policy.network_boot is NetworkBoot.ALWAYS)
+        if answer.kernel is None and answer.chain is None and not installs:
             return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
-        data = _user_data(client, old, answer, timeout_s)
+        data, url = None, answer.user_data_url
+        if url is not None and _same_host(url, old):
+            data = _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
         digests = {
             url: _digest(client, url, timeout_s)
             for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
@@ -194,18 +181,8 @@ def _compared(
     return contrasted(asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url)
 
 
-def _installs(decision: Decision) -> bool:
-    """Whether gitboot would boot it from the network, once its document is no longer Parked."""
-    from gitboot.model.boot_policy import NetworkBoot
-
-    assert decision.policy is not None  # noqa: S101
-    return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
-
-
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
     """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
-    from gitboot.importers.boot_comparison import boot_of
-
     urls = asker.urls(old, shape)
     for number, url in enumerate(urls):
         variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
@@ -221,19 +198,8 @@ def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: fl
     return None
 
 
-def _user_data(client: HttpClient, old: str, boot: OldBoot, timeout_s: float) -> str | None:
-    """What the system would find where it is led; None: it is led nowhere, or to another host than the old system."""
-    url = boot.user_data_url
-    if url is None or not _same_host(url, old):
-        return None
-    return _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
-
-
 def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
     """The sha256 of a file; that of nothing where it is not there."""
-    from gitboot.errors import HostUnreachable
-    from gitboot.http_client import SLOWEST_DOWNLOAD
-
     found, size = sha256(), 0
     headers = {"Accept": "*/*"}
     with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
@@ -251,8 +217,6 @@ def _same_host(url: str, old: str) -> bool:
 
 def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
     """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
-    from gitboot.errors import HostUnreachable
-
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None
@@ -265,45 +229,38 @@ def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
 
 
 def _as_text(found: list[Contrast]) -> str:
-    from gitboot.cli.terminal import table, wrapped
-    from gitboot.importers.boot_comparison import Likeness
-
-    others = [each for each in found if each.verdict is not Likeness.EQUAL]
-    rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
-    lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
-    for each in others:
-        for what, old, new in each.differences:
-            lines += [
-                "",
-                wrapped(f"{each.server}: {what}"),
-                wrapped(f"old:     {old}", "  "),
-                wrapped(f"gitboot: {new}", "  "),
-            ]
-    return "\n".join((*lines, *([""] if lines else []), _counted(found)))
+    rows, lines = [], []
+    for each in found:
+        if each.verdict is not Likeness.EQUAL:
+            name = each.server if len(each.server) <= 40 else f"{each.server[:39]}…"
+            what = each.message or ", ".join(what for what, _, _ in each.differences)
+            rows.append((name, str(each.verdict), what if len(what) <= 45 else f"{what[:44]}…"))
+            for what, old, new in each.differences:
+                lines += ["", wrapped(f"{each.server}: {what}")]
+                lines += [wrapped(f"old:     {old}", "  "), wrapped(f"gitboot: {new}", "  ")]
+    if rows:
+        lines = [table(("SERVER", "ANSWER", "WHAT"), rows), *lines, ""]
+    return "\n".join((*lines, _summary(found)))
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
-
-
-def _what(each: Contrast) -> str:
-    text = each.message or ", ".join(what for what, _, _ in each.differences)
-    return text if len(text) <= 45 else f"{text[:44]}…"
+def _summary(found: list[Contrast]) -> str:
+    counts = Counter(str(each.verdict) for each in found)
+    numbers = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
+    return f"{count(len(found), 'server')}: {numbers}" if found else "the fleet has no server"
 
 
 def _as_markdown(found: list[Contrast]) -> str:
-    from gitboot.importers.boot_comparison import Likeness
     from gitboot.review.formats.markdown import code
 
-    def cell(text: str) -> str:
-        return code(text, in_table=True)
-
-    lines = [_counted(found), "", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|"]
+    lines = []
     for each in found:
         if each.verdict is not Likeness.EQUAL:
             for what, old, new in each.differences or ((each.message, "-", "-"),):
-                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | {cell(old)} | {cell(new)} |")
-    return "\n".join(lines if len(lines) > 4 else lines[:1])
+                server, *cells = (code(text, in_table=True) for text in (each.server, what, old, new))
+                lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
+    if lines:
+        lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
+    return "\n".join((_summary(found), *lines))
 
 
 def _as_json(found: list[Contrast]) -> str:
@@ -317,14 +274,6 @@ def _as_json(found: list[Contrast]) -> str:
         for each in found
     ]
     return document(items=items)
-
-
-def _counted(found: list[Contrast]) -> str:
-    from gitboot.text import count
-
-    counts = Counter(str(each.verdict) for each in found)
-    told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
-    return f"{count(len(found), 'server')}: {told}" if found else "the fleet has no server"
 
 
 _FORMATS: Final = {"text": _as_text, "markdown": _as_markdown, "json": _as_json}

@@ -36,8 +36,11 @@ from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.problem_formats import FORMATS
 from gitboot.fleet.problem_formats import as_text as problems_as_text
 from gitboot.fleet.revision import Verify
+from gitboot.jsonio import format_instant
+from gitboot.review import review
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
+from gitboot.review.formats.markdown import as_markdown, as_problems, commit_marker, failed_review, marker
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.standard_streams import style
@@ -93,9 +96,6 @@ def command(
     """
     from gitboot.cli.evaluated_fleet import compared
     from gitboot.cli.instance_client import accepted_by
-    from gitboot.jsonio import format_instant
-    from gitboot.review import review
-    from gitboot.review.review import ReviewOutcome
 
     trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
     limits: dict[str, int | None] = given
@@ -125,12 +125,10 @@ def command(
     result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:
         output.write(_written(output.format, result, path, range))
-    if result.outcome is ReviewOutcome.INVALID:
-        sys.exit(Exit.INVALID)
-    if result.outcome is ReviewOutcome.HELD:
-        sys.exit(Exit.HELD)
-    if detailed_exitcode and result.outcome is ReviewOutcome.FINE:
-        sys.exit(Exit.CHANGES)
+    codes = {ReviewOutcome.INVALID: Exit.INVALID, ReviewOutcome.HELD: Exit.HELD}
+    if detailed_exitcode:
+        codes[ReviewOutcome.FINE] = Exit.CHANGES
+    sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
 def _flags(given: Mapping[str, object]) -> list[str]:
@@ -147,11 +145,9 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
     """The review of ``range`` of the fleet at ``path`` in one format."""
     from gitboot.git.history import head_commit
     from gitboot.git.snapshots import folder_around
+    from gitboot.review.formats.json import as_json
 
     prefix = prefix_of(path)
-    from gitboot.review.formats.json import as_json
-    from gitboot.review.formats.markdown import as_markdown, as_problems
-
     match format:
         case "text":
             return as_text(result, prefix)
@@ -199,9 +195,14 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
     not write notes. Run it in a job that runs no code of the branch.
     """
-    from gitboot.review.formats.markdown import failed_review, marker
+    from gitboot.http_client import HttpClient
 
-    thread = _thread_of_job(allow_token_over_http=allow_token_over_http)
+    client = HttpClient(allow_token_over_http=allow_token_over_http)
+    kind = _GitLabThread if os.environ.get("GITLAB_CI") else _GitHubThread
+    try:
+        thread: _Thread = kind(client, os.environ)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
     if not thread.token:
         click.echo("no GITBOOT_TOKEN: nothing is commented")
         return
@@ -219,40 +220,35 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
 
 def _read_review(file: Path, subpath: str, commit: str) -> str:
-    """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file."""
-    from gitboot.review.formats.markdown import commit_marker, marker
+    """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file.
 
+    gitboot follows no symlink, be it the file or its folder, and reads only a regular file.
+    """
     try:
-        content = _read_regular(file)
-        lines = content.decode().split("\n", 2)
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            # O_NONBLOCK: a FIFO opens at once
+            fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with os.fdopen(fd, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError("it is not a regular file")
+            if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
+                raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
+        text = content.decode()
     except FileNotFoundError:
         raise UsageError(f"{file} does not exist: the review failed; see the log of the job that reviews") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a review: {error}") from None
+    lines = text.split("\n", 2)
     for number, expected in enumerate((marker(subpath), commit_marker(commit))):
         if lines[number : number + 1] != [expected]:
             raise UsageError(
                 f"{file} is not the review of {commit[:12]}: expected {expected!r} in line {number + 1}; "
                 "write the file with `gitboot diff -o markdown=FILE`"
             )
-    return content.decode()
-
-
-def _read_regular(file: Path) -> bytes:
-    """Read a regular file without following a symlink, be it the file or its folder; raises OSError."""
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        # O_NONBLOCK: a FIFO opens at once
-        fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    finally:
-        os.close(folder)
-    with os.fdopen(fd, "rb") as opened:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("it is not a regular file")
-        if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
-            raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
-        return content
+    return text
 
 
 class _Thread(ABC):
@@ -393,16 +389,6 @@ class _GitLabThread(_Thread):
         return f"{self._comments}/{_number(comment)}"
 
 
-def _thread_of_job(*, allow_token_over_http: bool) -> _Thread:
-    from gitboot.http_client import HttpClient
-
-    client = HttpClient(allow_token_over_http=allow_token_over_http)
-    try:
-        return _GitLabThread(client, os.environ) if os.environ.get("GITLAB_CI") else _GitHubThread(client, os.environ)
-    except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
-
-
 def _number(comment: Mapping[str, Any]) -> int:
     return int(comment["id"])
 
@@ -496,13 +482,11 @@ def _guards(review: Review) -> Iterator[str]:
 
 
 def _dangers(review: Review) -> Iterator[str]:
-    found = list(review.dangers())
-    if not found:
-        return
-    yield _heading("Look at this first")
-    known = {change.name for change in review.changes.servers} if review.changes else set()
-    for danger in found:
-        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in known else ""
+    servers = {change.name for change in review.changes.servers} if review.changes else set()
+    for index, danger in enumerate(review.dangers()):
+        if index == 0:
+            yield _heading("Look at this first")
+        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in servers else ""
         yield _wrapped(f"{danger.risk}: {number}{some(danger.names)}")
         yield from (_wrapped(reason, "    ") for reason in danger.reasons[:5])
         if left := more(len(danger.reasons) - 5, "reason"):
@@ -510,22 +494,19 @@ def _dangers(review: Review) -> Iterator[str]:
 
 
 def _groups(review: Review) -> Iterator[str]:
-    blocks = [*_shared(review), *(_group(group) for group in review.groups)]
-    if not blocks:
-        return
-    yield _heading("Cause and effect")
+    blocks = []
+    for shared in (review.unknown, review.shared):
+        if shared is not None:
+            title = style(phrases.shared_title(shared.causes, shared.title), bold=True)
+            fields = (_wrapped(phrases.change(field)) for field in shared.fields)
+            blocks.append([title, *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)])
+    blocks += map(_group, review.groups)
+    if blocks:
+        yield _heading("Cause and effect")
     for block in blocks[:_GROUPS]:
         yield from block
     if left := more(len(blocks) - _GROUPS, "group"):
         yield f"{left}: -o json has them all"
-
-
-def _shared(review: Review) -> Iterator[list[str]]:
-    for shared in (review.unknown, review.shared):
-        if shared is not None:
-            title = phrases.shared_title(shared.causes, shared.title)
-            fields = (_wrapped(phrases.change(field)) for field in shared.fields)
-            yield [style(title, bold=True), *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)]
 
 
 def _group(group: Group) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,15 @@ import click
 from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
+from gitboot.cli.options import (
+    OutputOption,
+    credentials_option,
+    now,
+    output_option,
+    reject_old_variables,
+    write_outputs,
+)
+from gitboot.errors import HeldByAnother
 from gitboot.jsonio import document
 from gitboot.standard_streams import style
 
@@ -49,11 +58,15 @@ def command(
 
     Exit codes: 0 where nothing is wrong, else 8.
     """
+    from gitboot.status.conditions import filled
+
     reject_old_variables()
-    places = {"STATE": state, "OUTPUT": output}
-    found = tuple(_placed(each, places) for each in _findings(state, output, credentials))
-    for each in outputs:
-        each.write(document(items=found) if each.format == "json" else "\n".join(map(_as_text, found)))
+    given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
+    found = tuple(
+        replace(each, hint=each.hint and filled(each.hint, given)) for each in _findings(state, output, credentials)
+    )
+    text = partial("\n".join, [_as_text(each) for each in found])
+    write_outputs(outputs, json=partial(document, items=found), text=text)
     if any(each.health == "wrong" for each in found):
         sys.exit(Exit.PARTIAL)
 
@@ -62,7 +75,6 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from gitboot.cli.instance_client import looked_at
     from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import acting_here, check_acts, has_ledger, running
-    from gitboot.errors import HeldByAnother
     from gitboot.git.repository import LIBGIT2_VERSION, features
     from gitboot.system_clock import keeping
 
@@ -87,14 +99,6 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
             yield from environment_checks.of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from environment_checks.of_credentials(credentials, look)
         yield from environment_checks.of_mirrors(look.commit.decisions)
-
-
-def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
-    """With the directories that were given in its hint, to be copied."""
-    from gitboot.status.conditions import filled
-
-    given = {word: str(path) for word, path in places.items() if path is not None}
-    return replace(examined, hint=examined.hint and filled(examined.hint, given))
 
 
 def _as_text(examined: Examined) -> str:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
+from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second, write_outputs
+from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.git.history import Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
-from gitboot.jsonio import document
+from gitboot.jsonio import document, facts
+from gitboot.problems import Code
+from gitboot.resolve.explanation import Explanation, Reason, explain
+from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
-
-if TYPE_CHECKING:
-    from gitboot.git.history import Blame
-    from gitboot.resolve.explanation import Explanation, Reason
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
@@ -62,8 +64,14 @@ def command(
 
     FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
     """
+    if schemas is not None or subject in _KINDS:
+        from gitboot.review.formats.json import schemas as texts_of_schemas
+
+        texts = texts_of_schemas()
     if schemas is not None:
-        _write_schemas(schemas)
+        for name, text in texts.items():
+            write_output_file(schemas / name, [text.encode()], make_folders=True)
+        click.echo(f"{schemas}: {len(texts)} schemas", err=True)
         return
     if subject is None:
         raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
@@ -71,15 +79,13 @@ def command(
         _explain_code(subject.upper(), outputs)
         return
     if subject in _KINDS:
-        _explain_kind(subject, field, outputs)
+        schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
+        write_outputs(outputs, json=partial(str, schema_text), text=partial(_fields_as_text, subject, field))
         return
-    from gitboot.git.history import open_blame
-    from gitboot.jsonio import facts
-    from gitboot.resolve.explanation import explain
-    from gitboot.resolve.plan_at_time import plan
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
-    if kind := _kind_meant(subject, fleet.decisions.servers):
+    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    if kind is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
     decision = fleet.decision(subject)
     record = fleet.records.get(decision.uuid)
@@ -87,24 +93,18 @@ def command(
     if field is not None:
         found = _narrowed(found, field)
     blame = open_blame(path, rev)
-    for output in outputs:
-        if output.format == "json":
-            reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
-            output.write(document(**{**facts(found), "reasons": reasons}))
-        else:
-            output.write(_as_text(found, blame))
+    write_outputs(outputs, json=partial(_as_json, found, blame), text=partial(_as_text, found, blame))
 
 
-def _kind_meant(subject: str, servers: Collection[str]) -> str | None:
-    """The kind that was typed with other capital letters; None if it is the name of a server."""
-    return next((each for each in _KINDS if each.lower() == subject.lower() and subject not in servers), None)
+def _as_json(found: Explanation, blame: Blame | None) -> str:
+    reasons = [{**facts(each), "commit": _commit(each, blame)} for each in found.reasons]
+    return document(**{**facts(found), "reasons": reasons})
 
 
 def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
     """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
-    from gitboot.jsonio import facts
 
     commit = blame.line(reason.path, reason.line)
     if commit is None:
@@ -113,36 +113,22 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
 
 
 def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
-    from gitboot.problems import Code
-
     code = next((each for each in Code if each.value == text), None)
     if code is None:
         raise UsageError(f"there is no problem code {text}; they begin with GB1001")
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
-        else:
-            output.write(f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
-
-
-def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
-    """Write the fields of a kind, or its JSON Schema; Any is every kind."""
-    from gitboot.review.formats.json import schemas
-
-    text = schemas()["any.json" if kind == "Any" else f"{kind}.json"]
-    for output in outputs:
-        output.write(text if output.format == "json" else _fields_as_text(kind, field))
+    text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
+    listed = partial(document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+    write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.model.json_schema import KINDS, schema, schema_fields
+    from gitboot.model.json_schema import KINDS, schema_fields
 
-    documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
+    known_kinds = {each.__name__: each for each in KINDS}
     if kind == "Any":
-        kinds = [(name, str(document["description"])) for name, document in documents.items()]
+        kinds = [(name, str(each.__doc__)) for name, each in known_kinds.items()]
         return table(("KIND", "DESCRIPTION"), kinds)
-    fields = list(schema_fields(documents[kind]))
+    fields = list(schema_fields(known_kinds[kind]))
     path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
     found = [each for each in fields if _is_of(each.path, path)]
     if not found:
@@ -157,16 +143,7 @@ def _fields_as_text(kind: str, field: str | None) -> str:
         for each in found
     ]
     shown = table(("FIELD", "TYPE", "DESCRIPTION"), rows)
-    return shown if field is not None else f"{documents[kind]['description']}\n\n{shown}"
-
-
-def _write_schemas(directory: Path) -> None:
-    from gitboot.files import write_output_file
-    from gitboot.review.formats.json import schemas
-
-    for name, text in schemas().items():
-        write_output_file(directory / name, [text.encode()], make_folders=True)
-    click.echo(f"{directory}: {len(schemas())} schemas", err=True)
+    return shown if field is not None else f"{known_kinds[kind].__doc__}\n\n{shown}"
 
 
 def _narrowed(found: Explanation, field: str) -> Explanation:
@@ -180,37 +157,23 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:
-    from gitboot.cli.terminal import table, wrapped
-
-    rows = [
-        (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
-        for each in found.reasons
-    ]
-    written = [
-        style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
-        if each.path
-        else ""
-        for each in found.reasons
-    ]
+    rows, written = [], []
+    for each in found.reasons:
+        value = each.value
+        if len(found.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows all of it
+            value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
+        rows.append((each.field, value, each.rule, each.why))
+        commit, by = _commit(each, blame), ""
+        if commit is not None:
+            revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
+            by = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
+            by = "not committed yet" if revision == WORKTREE else by
+        place = wrapped(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
+        written.append(style(place, fg=_GREY) if place else "")
     text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
     return f"{text}\n\n{table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
-
-
-def _wrote(commit: dict[str, str | None] | None) -> str:
-    """A commit, its day and its author's name, in a cell."""
-    if commit is None:
-        return ""
-    revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
-    if revision == WORKTREE:
-        return "not committed yet"
-    return f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
-
-
-def _shortened(value: str) -> str:
-    """A long value without its middle; `explain SERVER FIELD` shows all of it."""
-    return value if len(value) <= _WIDTH else f"{value[: _WIDTH - 13]}…{value[-12:]}"
 
 
 def _is_of(name: str, field: str) -> bool:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, results_cache
-from gitboot.cli.options import OutputOption, output_option, path_option
+from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
-from gitboot.jsonio import document
+from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
+from gitboot.git.history import History, open_history
+from gitboot.jsonio import document, facts
+from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
-
-if TYPE_CHECKING:
-    from gitboot.evaluator.decision_history import Changed, Skipped
-    from gitboot.git.history import History
-    from gitboot.review.decision_changes import Change, ServerEffect
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
@@ -37,14 +36,12 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
     results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
-    from gitboot.git.history import open_history
-
     history = open_history(path, rev)
     entries = _entries(history, server, number)
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
-    for output in outputs:
-        output.write(_as_json(server, entries) if output.format == "json" else _as_text(entries))
+    listed = partial(document, server=server, items=list(map(_entry, entries)))
+    write_outputs(outputs, json=listed, text=partial(_as_text, entries))
     if history.shallow:
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 
@@ -52,32 +49,18 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
-    from gitboot.evaluator.decision_history import Lineage
 
     entries: list[Changed | Skipped] = []
     with evaluation_limits() as begun:
         lineage = Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun))
         for entry in lineage.of(server):
             entries.append(entry)
-            if sum(map(_is_change, entries)) == number:
+            if sum(isinstance(each, Changed) for each in entries) == number:
                 break
     return entries
 
 
-def _is_change(entry: Changed | Skipped) -> bool:
-    from gitboot.evaluator.decision_history import Changed
-
-    return isinstance(entry, Changed)
-
-
-def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
-    return document(server=server, items=[_entry(each) for each in entries])
-
-
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
-    from gitboot.evaluator.decision_history import Changed
-    from gitboot.jsonio import facts
-
     commit = facts(entry.commit)
     if isinstance(entry, Changed):
         return {"commit": commit, **facts(entry.effect), "problem": None}
@@ -86,25 +69,21 @@ def _entry(entry: Changed | Skipped) -> dict[str, Any]:
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     """A line a commit, and one below it for each field; one for all invalid commits in a row."""
-    from gitboot.evaluator.decision_history import Changed
-
-    lines: list[str] = []
-    for changed, group in groupby(entries, key=_is_change):
-        if changed:
-            lines += (line for entry in group if isinstance(entry, Changed) for line in _lines(entry))
-        else:
-            lines.append(_skipped([entry for entry in group if not isinstance(entry, Changed)]))
-    return "\n".join(lines)
-
-
-def _lines(entry: Changed) -> Iterator[str]:
     from gitboot.cli.terminal import table, wrapped
 
-    commit = entry.commit
-    author, revision = commit.author.partition(" <")[0], commit.revision[:9]
-    said = wrapped(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
-    yield said.replace(revision, style(revision, fg="yellow"), 1)
-    yield table(("", "", ""), _rows(entry.effect), indent=4)
+    lines: list[str] = []
+    for _, group in groupby(entries, key=lambda each: isinstance(each, Changed)):
+        alike = list(group)
+        if skipped := [each for each in alike if isinstance(each, Skipped)]:
+            lines.append(_skipped(skipped))
+        for entry in alike:
+            if isinstance(entry, Changed):
+                commit = entry.commit
+                author, revision = commit.author.partition(" <")[0], commit.revision[:9]
+                line = wrapped(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
+                lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
+                lines.append(table(("", "", ""), _rows(entry.effect), indent=4))
+    return "\n".join(lines)
 
 
 def _skipped(entries: Sequence[Skipped]) -> str:
@@ -117,21 +96,16 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     """The fields of a commit that changed; of a server that came or went, what it boots."""
-    from gitboot.review.decision_changes import EffectKind
-
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
     for change in effect.changes:
-        if effect.kind is not EffectKind.CHANGED and not _is_boot(change):
+        is_boot = change.field.partition(".")[0] in ("policy", "maintenances") and bool(change.old or change.new)
+        if effect.kind is not EffectKind.CHANGED and not is_boot:
             continue
         if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _IMPLIED):
             continue
         yield change.field, *_sides(change)
-
-
-def _is_boot(change: Change) -> bool:
-    return change.field.partition(".")[0] in ("policy", "maintenances") and bool(change.old or change.new)
 
 
 def _sides(change: Change) -> tuple[str, str]:
@@ -156,11 +130,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict) and "networkBoot" in value:
         boots = value["boot"]["image"] if value["boot"] else "local disk"
         window = value.get("window")
-        return f"{boots}, {_window(window)}" if window else f"{value['policy']}: {boots}, {value['networkBoot']}"
+        if window:
+            return f"{boots}, from {window['start'] or 'ever'} to {window['end'] or 'ever'}"
+        return f"{value['policy']}: {boots}, {value['networkBoot']}"
     if isinstance(value, (dict, list)):
         return json.dumps(value, sort_keys=True)
     return f"{value[:9]}…" if isinstance(value, str) and len(value) == 64 else str(value)
-
-
-def _window(window: dict[str, str | None]) -> str:
-    return f"from {window['start'] or 'ever'} to {window['end'] or 'ever'}"

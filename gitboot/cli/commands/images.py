@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,8 +12,9 @@ import click
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
-from gitboot.jsonio import document
+from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second, write_outputs
+from gitboot.cli.terminal import table
+from gitboot.jsonio import document, facts
 from gitboot.standard_streams import style
 from gitboot.text import some
 
@@ -38,22 +40,19 @@ def command(
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
-    from gitboot.jsonio import facts
     from gitboot.review.rollout_progress import images
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(**facts(found), revision=fleet.decisions.revision))
-        else:
-            output.write("\n\n".join(_tables(found)))
+    write_outputs(
+        outputs,
+        json=partial(document, **facts(found), revision=fleet.decisions.revision),
+        text=partial("\n\n".join, list(_tables(found))),
+    )
 
 
 def _tables(found: Images) -> Iterator[str]:
     """A table for each question that has an answer."""
-    from gitboot.cli.terminal import table
-
     rows: list[tuple[str, ...]] = [
         (
             each.name,
@@ -75,9 +74,9 @@ def _tables(found: Images) -> Iterator[str]:
         (
             each.what,
             each.image,
-            _until(each.until, overdue=each.overdue),
-            _few(each.servers),
-            _shortened(each.reason),
+            style(f"{each.until:%Y-%m-%d} overdue", fg="red") if each.until and each.overdue else _day(each.until),
+            some(each.servers, _NAMES) or "none",
+            each.reason if len(each.reason) <= _REASON else f"{each.reason[: _REASON - 1]}…",
         )
         for each in found.behind
     ]
@@ -103,18 +102,8 @@ def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
     nearest = joining[0].percent
     for percent in (nearest, *(step for step in _STEPS if step > nearest)):
         reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", f"{len(reached)} more", _few(reached)
+        yield f"{percent} %", f"{len(reached)} more", some(reached, _NAMES) or "none"
 
 
-def _until(until: datetime | None, *, overdue: bool) -> str:
-    if until is None:
-        return "-"
-    return style(f"{until:%Y-%m-%d} overdue", fg="red") if overdue else f"{until:%Y-%m-%d}"
-
-
-def _few(names: Sequence[str]) -> str:
-    return some(names, _NAMES) or "none"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"
+def _day(instant: datetime | None) -> str:
+    return f"{instant:%Y-%m-%d}" if instant is not None else "-"

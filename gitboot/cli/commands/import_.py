@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -15,9 +14,19 @@ import click
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
-from gitboot.importers.inventory import Estate, Texts
-from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
-from gitboot.importers.sources import warewulf as warewulf_module
+from gitboot.importers.inventory import Estate, Supplement, Texts, sums_of, uuids_of
+from gitboot.importers.sources import (
+    cobbler,
+    dhcp_servers,
+    ironic,
+    kubernetes,
+    matchbox,
+    netbox,
+    openchami,
+    warewulf,
+    xcat,
+)
+from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.text import count
 
 REPORT: Final = "import-report.md"
@@ -56,7 +65,7 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
     "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
     "xcat": OldSystem(xcat.xcat, "`lsdef -t node -z`"),
-    "warewulf": OldSystem(warewulf_module.warewulf, "nodes.conf of Warewulf 4"),
+    "warewulf": OldSystem(warewulf.warewulf, "nodes.conf of Warewulf 4"),
     "dnsmasq": OldSystem(dhcp_servers.dnsmasq, "dhcp-host lines: MAC, name, address only"),
     "isc": OldSystem(dhcp_servers.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
     "kea": OldSystem(dhcp_servers.kea, "reservations: MAC, name, address only"),
@@ -93,8 +102,7 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
     from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
-    from gitboot.importers.inventory import Supplement, sums_of, uuids_of
-    from gitboot.model.scalars import Malformed, parse_base_url
+    from gitboot.review.formats.json import schemas
 
     try:
         fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
@@ -111,7 +119,8 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
         target = _Target(out)
         target.begin({"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: seed(name) for name in CI}})
         target.write(fleet.files)
-        target.end(_schemas() | {REPORT: report(system, fleet, target.left)})
+        below = {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
+        target.end({**below, REPORT: report(system, fleet, target.left)})
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}") from error
     left = f", {count(len(target.left), 'file')} left as changed by people" if target.left else ""
@@ -137,13 +146,6 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-
-
-@cache
-def _schemas() -> dict[str, str]:
-    from gitboot.review.formats.json import schemas
-
-    return {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
 
 
 class _Target:

@@ -16,6 +16,7 @@ from gitboot import __version__
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.git.branch_writer import pushed_as
+from gitboot.git.repository import parse_subpath
 from gitboot.text import shell_words
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
@@ -54,8 +55,6 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
     is there already is left as it is.
     """
-    from gitboot.git.repository import parse_subpath
-
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
     try:

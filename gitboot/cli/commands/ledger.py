@@ -8,7 +8,11 @@ from pathlib import Path
 import click
 
 from gitboot.cli.options import state_option
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, private
 from gitboot.errors import UsageError
+from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.move_ledger import moved, reclaim, reclaimable
+from gitboot.ledger.open_ledger import described
 from gitboot.text import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -23,9 +27,6 @@ def command() -> None:
 @state_option
 def show(state: Path) -> None:
     """Show where the ledger is, its identity, and its size."""
-    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
-    from gitboot.ledger.open_ledger import described
-
     if not has_ledger(state):
         raise never_ran(state)
     found = described(state / LEDGER)
@@ -65,10 +66,6 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     it is told the new place. On another host with the same ledger the same line names the new place to its STATE, too,
     and where a copy was killed before its end, it ends it.
     """
-    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, private
-    from gitboot.ledger.location import PostgresAddress
-    from gitboot.ledger.move_ledger import moved
-
     if to == "file" and password is not None:
         raise UsageError("--ledger-password is for a PostgreSQL")
     address = None if to == "file" else PostgresAddress.parse(to, password)
@@ -88,7 +85,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command("reclaim", context_settings=_SETTINGS)
 @click.argument("place", metavar="URL|FILE")
 @state_option
 @click.option(
@@ -98,7 +95,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
-def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
+def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) -> None:
     """Use a place again that the ledger was copied from.
 
     Do this if the place that it was copied to is lost for good. The place to use again is a database, or the file that
@@ -108,10 +105,6 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     that to its STATE.
     """
     from gitboot.cli.instance_client import go_on
-    from gitboot.controller.instance.state_directory import LEDGER, locked, private
-    from gitboot.ledger.location import PostgresAddress
-    from gitboot.ledger.move_ledger import reclaim as reclaimed
-    from gitboot.ledger.move_ledger import reclaimable
 
     where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(where, Path) and password is not None:
@@ -126,7 +119,7 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
             click.echo(f"{found.name} was left for {found.left_for} after {count(found.changes, 'change')}")
             click.echo("what was set and installed since is not known there; if the ledger goes on, two would act")
             go_on(yes=yes)
-        reclaimed(state / LEDGER, where)
+        reclaim(state / LEDGER, where)
     if found.left_for is None:
         click.echo(f"{found.name} is used already; this STATE names it now")
         return

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +11,10 @@ from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.importers.fleet_files import NewServer, new_document
+from gitboot.model.scalars import Malformed, byte_orders, parse_lookup_mac, parse_lookup_uuid, parse_mac, parse_name
+from gitboot.model.server import Architecture, Firmware
 from gitboot.text import shell_words
-
-if TYPE_CHECKING:
-    from gitboot.fleet.resources import FleetRepository
-    from gitboot.importers.fleet_files import NewServer
-    from gitboot.model.server import Server
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
@@ -70,12 +66,21 @@ def server(
     Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.importers.fleet_files import new_document
-    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
     fleet = load_fleet(path, None)
+    new, about = NewServer(macs={}), "A new server."
     try:
-        new, about = _known(seen, state, address, asked_as, credentials, verify=not no_verify)
+        if seen is not None:
+            if state is None:
+                raise UsageError("--seen needs --state: the directory of the instance that has seen it")
+            new, about = _seen(seen, state)
+        if address is not None:
+            if asked_as is None:
+                raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
+            behind, about = _behind(address, asked_as, credentials, verify=not no_verify)
+            if seen is not None and new.macs.keys().isdisjoint(behind.macs):
+                raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
+            new = behind
         new = replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
         new = replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
         chosen = parse_name(name)
@@ -83,47 +88,26 @@ def server(
         raise UsageError(f"{error.message}; {error.hint}") from None
     if not new.macs:
         raise UsageError("no MAC address is known of it: give --seen, --bmc or --mac")
-    for taken in _taken(chosen, new, fleet):
-        raise UsageError(taken)
-    text = new_document(chosen, new, _like(like, fleet), about)
+    own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
+    for other, each in fleet.servers.items():
+        macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
+        serial = each.spec.serial if each.spec.serial == new.serial else None
+        if other == chosen:
+            raise UsageError(f"Server/{chosen} is there already")
+        if found := sorted(filter(None, (*macs_of_both, *({*byte_orders(each.uuid)} & own_uuids), serial))):
+            raise UsageError(f"Server/{other} has {found[0]} already")
+    example = next((each for other, each in fleet.servers.items() if other == like), None)
+    if like is not None and example is None:
+        raise UsageError(f"--like: there is no Server/{like} in the fleet")
+    text = new_document(chosen, new, example, about)
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
         raise UsageError(f"{target} is there already")
     click.echo(f"wrote {target}; next: gitboot validate {shell_words(path)}")
 
 
-def _known(
-    seen: str | None,
-    state: Path | None,
-    address: str | None,
-    asked_as: str | None,
-    credentials: Path | None,
-    *,
-    verify: bool,
-) -> tuple[NewServer, str]:
-    """What is known of the machine, and by what."""
-    from gitboot.importers.fleet_files import NewServer
-
-    new, about = NewServer(macs={}), "A new server."
-    if seen is not None:
-        if state is None:
-            raise UsageError("--seen needs --state: the directory of the instance that has seen it")
-        new, about = _seen(seen, state)
-    if address is not None:
-        if asked_as is None:
-            raise UsageError("--bmc needs --as NAME: the credentials to ask with, as documents name them")
-        behind, about = _behind(address, asked_as, credentials, verify=verify)
-        if seen is not None and new.macs.keys().isdisjoint(behind.macs):
-            raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
-        new = behind
-    return new, about
-
-
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
-    from gitboot.importers.fleet_files import NewServer
-    from gitboot.model.scalars import parse_mac
-    from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
@@ -146,7 +130,6 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import addresses
     from gitboot.cli.commands.bmc_scan import scanned
-    from gitboot.importers.fleet_files import NewServer
 
     answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.found]
@@ -171,26 +154,3 @@ def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bo
         bmc=bmc,
     )
     return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
-
-
-def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
-    """What of it another document says already."""
-    from gitboot.model.scalars import byte_orders
-
-    for other, each in fleet.servers.items():
-        macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
-        uuids = {*byte_orders(each.uuid)} & {*(byte_orders(new.uuid) if new.uuid is not None else ())}
-        serial = each.spec.serial if each.spec.serial == new.serial else None
-        if other == name:
-            yield f"Server/{name} is there already"
-        if found := sorted(filter(None, (*macs, *uuids, serial))):
-            yield f"Server/{other} has {found[0]} already"
-
-
-def _like(like: str | None, fleet: FleetRepository) -> Server | None:
-    if like is None:
-        return None
-    found = next((each for name, each in fleet.servers.items() if name == like), None)
-    if found is None:
-        raise UsageError(f"--like: there is no Server/{like} in the fleet")
-    return found

@@ -16,11 +16,26 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.instance_client import done_in, folders_of, held_changes, looked_at, output_of, request, told_to
 from gitboot.cli.main import Exit
 from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
-from gitboot.errors import OperatorError
-from gitboot.resolve.server_plan import Stoppage
+from gitboot.controller.instance.state_directory import check_acts, read_status, running
+from gitboot.controller.operator_requests import (
+    APPROVE,
+    RESUME,
+    START,
+    STOP,
+    SUSPEND,
+    check_approval,
+    released,
+    stop_of,
+)
+from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
+from gitboot.jsonio import format_instant
+from gitboot.publish.tree_reader import say, take_back
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.review.guards import Guard
+from gitboot.text import count, some
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
 _LOOK_S: Final = 0.1
@@ -44,10 +59,6 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
     suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
-    from gitboot.cli.instance_client import told_to
-    from gitboot.controller.instance.state_directory import check_acts, running
-    from gitboot.errors import LedgerError, NotYetDone, UsageError
-
     state = told_to(state)
     process = running(state)
     if process is None:
@@ -108,9 +119,6 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
 def _status(state: Path) -> Mapping[str, Any]:
     """Return the newest status of the instance; empty if it has not written one yet."""
     from gitboot.cli.commands.status import newest
-    from gitboot.cli.instance_client import output_of
-    from gitboot.controller.instance.state_directory import read_status
-    from gitboot.errors import UsageError
 
     with suppress(UsageError):
         status = read_status(state)
@@ -143,10 +151,6 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     It counts for exactly these changes: one more commit, and they are to be looked at again. The line
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
-    from gitboot.cli.instance_client import held_changes, request
-    from gitboot.controller.instance.state_directory import check_acts, read_status
-    from gitboot.controller.operator_requests import APPROVE, check_approval
-
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)
     check_approval(held_changes(state), digest, guards)
@@ -158,12 +162,6 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
-    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
-    from gitboot.controller.operator_requests import START
-    from gitboot.errors import HeldByAnother, LedgerLeft
-    from gitboot.publish.tree_reader import take_back
-    from gitboot.text import count, some
-
     found = folders_of(state := told_to(state))
     try:
         names = _released(state)
@@ -183,9 +181,6 @@ def allow_installs_command(state: Path) -> None:
 
 def _released(state: Path) -> tuple[str, ...]:
     """Servers that boot from the network again, as the instance on ``state`` sees it."""
-    from gitboot.cli.instance_client import looked_at
-    from gitboot.controller.operator_requests import released, stop_of
-
     at = now()
     with looked_at(state, at) as instance:
         commit, knowledge = instance.commit, instance.knowledge
@@ -198,9 +193,6 @@ def _released(state: Path) -> tuple[str, ...]:
 @state_option
 def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
-    from gitboot.cli.instance_client import request
-    from gitboot.controller.operator_requests import RESUME
-
     click.echo(request(state, RESUME, {}))
 
 
@@ -216,11 +208,6 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
     stay as they are, and the exit code is 8.
     """
-    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
-    from gitboot.controller.instance.state_directory import running
-    from gitboot.controller.operator_requests import STOP
-    from gitboot.publish.tree_reader import say
-
     at, stoppage = now(), Stoppage(operator(), reason, everything)
     found = folders_of(state := told_to(state))
     missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
@@ -255,11 +242,6 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
 
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
     """
-    from gitboot.cli.instance_client import request
-    from gitboot.controller.operator_requests import SUSPEND
-    from gitboot.errors import UsageError
-    from gitboot.jsonio import format_instant
-
     if until <= now():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
     click.echo(request(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

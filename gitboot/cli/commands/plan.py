@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import click
 
 from gitboot.cli.evaluated_fleet import (
     Planned,
-    held_back,
     planned_fleet,
     records_option,
     selected,
@@ -28,16 +29,21 @@ from gitboot.cli.options import (
     output_option,
     selector_option,
     this_second,
+    write_outputs,
 )
+from gitboot.cli.terminal import source, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
-from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision
-from gitboot.text import printable_lines, some
-
-if TYPE_CHECKING:
-    from gitboot.render.endpoint_files import PublishedServer, Turn
+from gitboot.publish.manifest import MANIFEST
+from gitboot.publish.tree_reader import read_state
+from gitboot.render.boot_files import shared_files
+from gitboot.render.endpoint_files import PublishedServer, turn_of
+from gitboot.render.paths import BOOT, Role
+from gitboot.render.plan_and_record_files import summary
+from gitboot.resolve.install_attempts import progress_of
+from gitboot.resolve.plan_at_time import already_made, plan, transition
+from gitboot.text import did_you_mean, printable_lines, some
 
 
 @click.command()
@@ -89,10 +95,6 @@ def _write_plans(
     fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
-    from gitboot.render.plan_and_record_files import summary
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import already_made
-
     chosen = selected(selector)
     asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
@@ -115,23 +117,30 @@ def _write_plans(
     if not items and chosen is not None:
         among = f" among {', '.join(names)}" if names else ""
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
-    for output in outputs:
-        if output.format == "text":
-            output.write(_as_table(items) if items else "")
-        else:
-            found = document(revision=fleet.decisions.revision, items=items)
-            output.write(found if output.format == "json" else _as_yaml(found))
+    rows = [
+        (
+            item["server"],
+            item["phase"] or "-",
+            item["image"] or "local disk" if item["phase"] else "no plan",
+            item["method"] or "-",
+            source(item),
+            item["nextTransition"] or "-",
+        )
+        for item in items
+    ]
+    text = partial(
+        table, ("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items)
+    )
+    listed = partial(document, revision=fleet.decisions.revision, items=items)
+    write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_as_yaml, listed))
     if not items:
         click.echo("the fleet has no server", err=True)
     tell_already_made({item["server"]: item["alreadyMade"] for item in items})
-    tell_held_back(held_back(plans))
+    tell_held_back(plans.values())
 
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     """Write what one server boots now and after each change up to and including ``until``."""
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import plan
-
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
     if until < fleet.at:
@@ -153,60 +162,9 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
                 "installing": progress.facts() if progress is not None else None,
             }
         )
-        instant = _next_change(decision, instant, record)
-    for output in outputs:
-        if output.format == "text":
-            output.write(_timeline_as_table(items))
-        else:
-            found_items = document(server=server, items=items)
-            output.write(found_items if output.format == "json" else _as_yaml(found_items))
-
-
-def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
-    """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
-    from gitboot.resolve.install_attempts import progress_of
-    from gitboot.resolve.plan_at_time import transition
-
-    progress = progress_of(record, instant)
-    ends = progress.until if progress is not None else None
-    return min(filter(None, (transition(decision, instant, record), ends)), default=None)
-
-
-def _as_yaml(text: str) -> str:
-    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
-    import yaml
-
-    found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
-    return found if printable_lines(found) == found else text
-
-
-def _as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.terminal import source, table
-
-    rows = [
-        (
-            item["server"],
-            item["phase"] or "-",
-            item["image"] or "local disk" if item["phase"] else "no plan",
-            item["method"] or "-",
-            source(item),
-            item["nextTransition"] or "-",
-        )
-        for item in items
-    ]
-    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items))
-
-
-def _installations(items: list[dict[str, Any]]) -> list[str]:
-    """Return the line about the installation of each item, which is empty if no installation is under way."""
-    from gitboot.cli.terminal import wrapped
-
-    return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
-
-
-def _timeline_as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.terminal import source, table
-
+        # The plan changes, or an installation is no longer shown.
+        ends = progress.until if progress is not None else None
+        instant = min(filter(None, (transition(decision, instant, record), ends)), default=None)
     rows = [
         (
             str(item["from"]),
@@ -217,7 +175,23 @@ def _timeline_as_table(items: list[dict[str, Any]]) -> str:
         )
         for item in items
     ]
-    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
+    text = partial(table, ("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))
+    listed = partial(document, server=server, items=items)
+    write_outputs(outputs, text=text, json=listed, yaml=partial(_as_yaml, listed))
+
+
+def _as_yaml(listed: Callable[[], str]) -> str:
+    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
+    import yaml
+
+    text = listed()
+    found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
+    return found if printable_lines(found) == found else text
+
+
+def _installations(items: list[dict[str, Any]]) -> list[str]:
+    """Return the line about the installation of each item, which is empty if no installation is under way."""
+    return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
 @click.command()
@@ -236,59 +210,37 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an
     endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
     """
-    from gitboot.publish.tree_reader import read_state
-
     state = read_state(tree, name)
+    if state is None and not (tree / MANIFEST).is_file():
+        raise UsageError(
+            f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+        )
     if state is None:
-        raise UsageError(_missing(name, tree))
+        servers = tree / "ops" / "servers"
+        known = sorted(each.stem for each in servers.glob("*.json"))
+        hint = did_you_mean(name, known, f"{servers} has those that there are")
+        raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _entries(state, tree, at or now())
-    for output in outputs:
-        output.write(_as_text(found) if output.format == "text" else document(items=found))
-
-
-def _missing(name: str, tree: Path) -> str:
-    from gitboot.publish.manifest import MANIFEST
-    from gitboot.text import did_you_mean
-
-    if not (tree / MANIFEST).is_file():
-        return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
-    servers = tree / "ops" / "servers"
-    hint = did_you_mean(
-        name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} has those that there are"
-    )
-    return f"there is no server {name!r} in {tree}; {hint}"
+    text = "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+    write_outputs(outputs, text=partial(str, text), json=partial(document, items=found))
 
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
-    """Each entry with all paths that it stands at, the first ones first."""
-    from gitboot.render.endpoint_files import turn_of
-    from gitboot.render.paths import BOOT, Role
-
+    """Each entry with all paths that it stands at, the first ones first, and how often and to whom it is given."""
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = turn_of(turns, at)[0]
         if turn is not None and turn.content is not None and turn.role is Role.ENTRY:
-            by_content.setdefault((turn.content, _how(turn)), []).append(path.removeprefix(BOOT))
-    return [
-        {"paths": paths, "given": how, "entry": _text(state, tree, content)}
-        for (content, how), paths in by_content.items()
-    ]
-
-
-def _how(turn: Turn) -> str:
-    """How often it is given, and to whom."""
-    if turn.writes is None:
-        return "to whoever asks"
-    return "once, to the machine" if turn.writes.once else "to the machine, at each boot"
-
-
-def _text(state: PublishedServer, tree: Path, content: str) -> str:
-    text = state.contents.get(content)
-    return text if text is not None else (tree / state.stored[content]).read_text()
-
-
-def _as_text(found: list[dict[str, Any]]) -> str:
-    return "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+            how = "to whoever asks"
+            if turn.writes is not None:
+                how = "once, to the machine" if turn.writes.once else "to the machine, at each boot"
+            by_content.setdefault((turn.content, how), []).append(path.removeprefix(BOOT))
+    found = []
+    for (content, how), paths in by_content.items():
+        text = state.contents.get(content)
+        text = text if text is not None else (tree / state.stored[content]).read_text()
+        found.append({"paths": paths, "given": how, "entry": text})
+    return found
 
 
 @click.command()
@@ -309,7 +261,6 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
     from gitboot.publish.publisher import Directory
-    from gitboot.render.boot_files import shared_files
 
     _check_own(out, path)
     fleet = planned_fleet(path, rev, at or this_second(), records)
@@ -332,20 +283,15 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
         f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
         err=True,
     )
-    tell_held_back(held_back({name: state.plan for name, state in states.items()}))
+    tell_held_back(state.plan for state in states.values())
 
 
 def _check_own(out: Path, fleet: Path) -> None:
     """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
-    from gitboot.publish.manifest import MANIFEST
-
     if not out.is_dir():
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)
-    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - _TREE)
+    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
         raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
-
-
-_TREE: Final = frozenset({"boot", "ops"})

@@ -15,7 +15,7 @@ from gitboot.cli.main import exit_of
 from gitboot.cli.options import allowance_options
 from gitboot.cli.terminal import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
-from gitboot.jsonio import facts as as_facts
+from gitboot.jsonio import facts
 from gitboot.status.events import Event
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def prepare_subcommand(
     _hand_over("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
 
-def _hand_over(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+def _hand_over(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:
     """Send the result to the standby that started this process."""
-    event = Event(at=_clock(), type=type, message=message, facts=as_facts(facts), warning=is_warning)
+    event = Event(at=_clock(), type=type, message=message, facts=facts(details), warning=is_warning)
     click.echo(encode(event), nl=False)
 
 

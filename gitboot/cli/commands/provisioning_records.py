@@ -7,28 +7,37 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import decision_of, go_on, meant_by, yes_option
-from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
+from gitboot.cli.instance_client import chosen, decision_of, go_on, looked_at, meant_by, request, yes_option
+from gitboot.cli.options import (
+    OutputOption,
+    now,
+    output_option,
+    reason_option,
+    selector_option,
+    state_option,
+    write_outputs,
+)
+from gitboot.controller.condition_rules import why_in_doubt
+from gitboot.controller.instance.assembly import Look, begun
+from gitboot.controller.learn.ledger_trust import Beginning
+from gitboot.controller.learn.provisioning import left_to_install
+from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant
-from gitboot.model.scalars import Malformed, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.provisioning_record import Record, record_facts, record_of
+from gitboot.resolve.install_attempts import adopted, step_of
+from gitboot.resolve.provisioning_record import Record, drift, last_word, record_facts, record_of
 from gitboot.text import count, shell_words
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gitboot.controller.instance.assembly import Look
-    from gitboot.model.scalars import SystemUuid
-
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = (
@@ -60,19 +69,13 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
-    from gitboot.cli.instance_client import chosen, looked_at
-    from gitboot.controller.condition_rules import why_in_doubt
-
     with looked_at(state, now()) as instance:
         names = chosen(servers, instance, selector)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
         site = instance.commit.site
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=items, site=site))
-        else:
-            output.write(_as_text(items, doubt[1] if doubt is not None else None, site))
+    text = partial(_as_text, items, doubt[1] if doubt is not None else None, site)
+    write_outputs(outputs, json=partial(document, items=items, site=site), text=text)
 
 
 @records_command.command("begin", context_settings=_SETTINGS)
@@ -91,45 +94,26 @@ def begin(what: str, state: Path, yes: bool) -> None:
     less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
     is not changed.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import BEGIN
-
     with looked_at(state, now()) as instance:
-        _check_named(instance)
-        facts = {**_beginning(what), "commit": instance.commit.revision}
+        identity = instance.knowledge.facts.identity
+        if not instance.commit.is_for(identity):  # who does not act takes no word for what is installed
+            raise UsageError(
+                f"the Fleet names {instance.commit.ledger}, and this instance has {identity}, so it does not act: let "
+                "the Fleet name it (gitboot status has the line), and say then what is installed"
+            )
+        facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
+        if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
+            hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
+            facts["how"] = Beginning.RECORDS
+            facts["items"] = [
+                {"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()
+            ]
         _ask(instance, facts, yes=yes)
     click.echo(request(state, BEGIN, facts, instance.commit))
 
 
-def _check_named(instance: Look) -> None:
-    """Raise `UsageError` where the Fleet names another ledger: who does not act takes no word for what is installed."""
-    from gitboot.errors import UsageError
-
-    identity, named = instance.knowledge.facts.identity, instance.commit.ledger
-    if not instance.commit.is_for(identity):
-        raise UsageError(
-            f"the Fleet names {named}, and this instance has {identity}, so it does not act: let the Fleet name it "
-            "(gitboot status has the line), and say then what is installed"
-        )
-
-
-def _beginning(what: str) -> dict[str, Any]:
-    """What is asked for, as a request says it."""
-    from gitboot.controller.learn.ledger_trust import Beginning
-    from gitboot.resolve.provisioning_record import record_facts
-
-    if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-        return {"how": what}
-    hint = "; say fresh, adopt, as-recorded, or name a file of exported records"
-    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in _read(Path(what), hint).items()]
-    return {"how": Beginning.RECORDS, "items": items}
-
-
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
-    from gitboot.controller.instance.assembly import begun
-    from gitboot.controller.learn.provisioning import left_to_install
-
     if instance.knowledge.is_trusted:
         return
     decisions, after = instance.commit.decisions, begun(instance, facts, now())
@@ -157,9 +141,6 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
     and then stops, confirm it again.
     """
-    from gitboot.cli.instance_client import request
-    from gitboot.controller.operator_requests import CLOCK
-
     click.echo(request(state, CLOCK, {"reason": reason}))
 
 
@@ -180,11 +161,6 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
     none.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.install_attempts import adopted
-    from gitboot.resolve.provisioning_record import Record, last_word, record_facts
-
     at = now()
     with looked_at(state, at) as instance:
         meant = meant_by(instance, servers, selector)
@@ -192,7 +168,13 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     items = []
     for name, decision in meant.items():
         before = instance.knowledge.recorded(decision.uuid) or Record()
-        record = _replaced(adopted(decision) if what == "provisioned" else Record(), before, at)
+        record = replace(
+            adopted(decision) if what == "provisioned" else Record(),
+            # Of what only grows: going back would look like an older backup.
+            provisioned_at=max(at, before.provisioned_at or at),
+            runs=before.runs,  # what maintenances have booted stays as it was
+            evidence="Operator" if what == "provisioned" else None,
+        )
         items.append({"uuid": decision.uuid, "server": name, "seen": last_word(before), **record_facts(record)})
     if len(items) > 1 or not servers:
         click.echo(_as_text(shown, None))
@@ -211,11 +193,6 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 
     FILE has exported records.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.errors import UsageError
-    from gitboot.resolve.provisioning_record import record_facts
-
     records = _read(file)
     with looked_at(state, now()) as instance:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
@@ -243,8 +220,6 @@ def hand_over(server: str, state: Path) -> None:
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
     Nothing is changed by printing it, once or again.
     """
-    from gitboot.cli.instance_client import looked_at
-
     at = now()
     with looked_at(state, at) as instance:
         given = released(server, instance, at)
@@ -264,42 +239,22 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.
     """
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.provisioning_record import record_facts
-
     given = read_hand_over(file)
     with looked_at(state, now()) as instance:
-        record, server = taken(given, instance), called_here(given, instance)
+        record, server = taken(given, instance), _name_here(given, instance)
     item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
-    said = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
-    click.echo(request(state, RECORDS, said))
+    facts = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
+    click.echo(request(state, RECORDS, facts))
 
 
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
-    from gitboot.errors import UsageError
-    from gitboot.publish.tree_reader import read_records
-
     try:
         return read_records(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
-def _replaced(record: Record, before: Record, at: datetime) -> Record:
-    """What an operator says, from now on; what maintenances have booted stays as it was."""
-    from dataclasses import replace
-
-    since = max(at, before.provisioned_at or at)  # of what only grows: going back would look like an older backup
-    return replace(
-        record, provisioned_at=since, runs=before.runs, evidence="Operator" if record.provision is not None else None
-    )
-
-
 def _items(instance: Look) -> list[dict[str, Any]]:
-    from gitboot.resolve.install_attempts import step_of
-    from gitboot.resolve.provisioning_record import drift, record_facts
-
     items = []
     for name, decision in instance.commit.decisions.servers.items():
         record = instance.knowledge.recorded(decision.uuid)
@@ -324,32 +279,17 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 
 def _standing(item: dict[str, Any]) -> str:
     """The heading under which a server is counted, the worst that fits."""
-    record, step = item["record"], item["step"].lower()
-    if step == "pending" and record["consumedAt"] is not None:
+    step = str(item["step"]).lower()
+    if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"
     if step == "provisioned":
         return "drifted" if item["drift"] else "as wanted"
-    return str(step)
+    return step
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
     from gitboot.cli.terminal import table, wrapped
 
-    rows = []
-    for item in items:
-        wanted, record = item["wanted"], item["record"]
-        rows.append(
-            (
-                item["server"],
-                str(wanted["provision"]),
-                _provisioned(item),
-                (record or {}).get("image") or "-",
-                (record or {}).get("pool") or "-",
-                _evidence(item),
-                _to_the_minute(_since(item)),
-                ", ".join(item["drift"]) or "-",
-            )
-        )
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
     unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
     below = [wrapped(doubt)] if doubt else []
@@ -359,44 +299,38 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = 
             "say what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
-    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items, site)])
-
-
-def _provisioned(item: dict[str, Any]) -> str:
-    if item["step"] == "Unknown":
-        return "unknown"
-    number = item["record"]["provision"]
-    return "pending" if number is None else str(number)
-
-
-def _evidence(item: dict[str, Any]) -> str:
-    """The step that an installation has come to, if it has come to no end; else by what its end is known."""
-    record, standing = item["record"] or {}, _standing(item)
-    if standing == "unknown" and record:
-        return f"overwritten by {record['overwrittenBy']}"
-    if standing in ("consumed", "failed", "attempted", "started"):
-        return standing
-    return record.get("evidence") or "-"
-
-
-def _since(item: dict[str, Any]) -> str | None:
-    record = item["record"] or {}
-    if _standing(item) in ("failed", "attempted", "started"):
-        last = record["attempts"][-1]
-        step = last["failed"] or last["started"] or last["boots"][-1]
-        return str(step["at"])
-    return record.get("consumedAt") or record.get("provisionedAt")
-
-
-def _summed_up(items: list[dict[str, Any]], site: str | None) -> str:
     counts = Counter(map(_standing, items))
     shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
     where = f" at the site {site}, for which this instance acts" if site is not None else ""
-    return f"{count(len(items), 'server')}{where}: {shown or 'none'}"
+    total = f"{count(len(items), 'server')}{where}: {shown or 'none'}"
+    return "\n".join([table(header, map(_row, items)), *(["", *below] if below else []), "", total])
 
 
-def _to_the_minute(instant: str | None) -> str:
-    return f"{instant[:16]}Z" if instant else "-"
+def _row(item: dict[str, Any]) -> tuple[str, ...]:
+    record, standing = item["record"] or {}, _standing(item)
+    provisioned = "unknown"
+    if item["step"] != "Unknown":
+        provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
+    # The step that an installation has come to, if it has come to no end; else by what its end is known.
+    evidence = record.get("evidence") or "-"
+    since = record.get("consumedAt") or record.get("provisionedAt")
+    if standing == "unknown" and record:
+        evidence = f"overwritten by {record['overwrittenBy']}"
+    elif standing in ("consumed", "failed", "attempted", "started"):
+        evidence = standing
+    if standing in ("failed", "attempted", "started"):
+        last = record["attempts"][-1]
+        since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
+    return (
+        item["server"],
+        str(item["wanted"]["provision"]),
+        provisioned,
+        record.get("image") or "-",
+        record.get("pool") or "-",
+        evidence,
+        f"{since[:16]}Z" if since else "-",
+        ", ".join(item["drift"]) or "-",
+    )
 
 
 KIND: Final = "HandOver"
@@ -418,11 +352,15 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     is_given_away = server in look.commit.decisions.servers  # its name, to another machine
     if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
-    if _is_heard_of(server, uuid, look):
+    has_spool = about.spool is not None and Path(about.spool).is_dir()
+    new = take(Path(about.spool or ""), look.knowledge.taken).observations if has_spool else []
+    if look.knowledge.pending.get(uuid) or any(each.server == server for each in new):
         raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
     if (record := look.knowledge.recorded(uuid)) is None:
         raise UsageError(f"nothing is known of {server} here either: say at its new site what it has")
-    if _is_underway(record):
+    since = record.provisioned_at
+    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
+    if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
             f"an installation of {server} has begun here, and nothing has shown its end: look what became of it, "
             "and say that at its new site"
@@ -440,19 +378,6 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     }
 
 
-def _is_underway(record: Record) -> bool:
-    since = record.provisioned_at
-    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
-    return is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves)
-
-
-def _is_heard_of(server: str, uuid: SystemUuid, look: Look) -> bool:
-    """Whether something was fetched of which its record says nothing yet; nothing more is given by now."""
-    spool = look.knowledge.facts.spool
-    new = take(Path(spool), look.knowledge.taken).observations if spool is not None and Path(spool).is_dir() else []
-    return bool(look.knowledge.pending.get(uuid)) or any(each.server == server for each in new)
-
-
 def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
     """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
     machines = look.knowledge.machines
@@ -468,13 +393,10 @@ def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has known {len(found)} machines as {server}: name one by its UUID, {_or(found)}"
+            f"this instance has known {len(found)} machines as {server}: name one by its UUID, "
+            f"{', '.join(found[:-1])} or {found[-1]}"
         )
     return server, found[0]
-
-
-def _or(found: Sequence[str]) -> str:
-    return f"{', '.join(found[:-1])} or {found[-1]}"
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
@@ -495,7 +417,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def called_here(given: dict[str, Any], look: Look) -> str:
+def _name_here(given: dict[str, Any], look: Look) -> str:
     """The name of a machine that was handed over: the commit that moved it may have renamed it."""
     machine = look.commit.machines.get(given["uuid"])
     return str(given["server"]) if machine is None else machine.name
@@ -503,7 +425,7 @@ def called_here(given: dict[str, Any], look: Look) -> str:
 
 def taken(given: dict[str, Any], look: Look) -> Record:
     """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
-    server = called_here(given, look)
+    server = _name_here(given, look)
     if given["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")
     decision = decision_of(look, server)

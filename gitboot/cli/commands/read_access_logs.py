@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option
-from gitboot.cli.terminal import Stop, stopped_by_signal, tell
+from gitboot.cli.options import OutputOption, output_option, write_outputs
+from gitboot.cli.terminal import stopped_by_signal, tell
 from gitboot.errors import UsageError
+from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine
 from gitboot.jsonio import document
 from gitboot.status.events import Event
-
-if TYPE_CHECKING:
-    from gitboot.fetchlog.access_logs import SentVersions
-    from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.fetchlog.unknown_machines import UnknownAsked
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -47,10 +46,6 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
     However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
     """
-    from gitboot.fetchlog.access_logs import LogFile, SentVersions
-    from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.fetchlog.unknown_machines import UnknownAsked
-
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
     if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
@@ -69,29 +64,32 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
             files = [
                 (stack.enter_context(LogFile(log, spool)), SentVersions(log, spool)) for log in dict.fromkeys(logs)
             ]
-            for _ in _passes(stop):
+            is_last = False
+            while not is_last:
+                is_last = stop is None or stop.is_set  # what was written before that is still read
                 for file, sent in files:
                     with closing(file.lines()) as lines:
                         _observe(lines, spool, written, outcomes, asked, sent)
                     sent.write()
                 asked.leave()
-    for output in outputs:
-        output.write(document(**_facts(outcomes)) if output.format == "json" else _as_text(outcomes))
-
-
-def _passes(stop: Stop | None) -> Iterator[None]:
-    """One pass, or one after the other until ``stop``; what was written before that is still read."""
-    yield
-    while stop is not None and not stop.is_set:
-        stop.wait(_POLL_S)
-        yield
+                if stop is not None and not is_last:
+                    stop.wait(_POLL_S)
+    counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNCLEAR, _UNKNOWN, _BACKWARDS)}
+    ignored = dict(sorted(outcomes.items()))
+    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNCLEAR] + counts[_UNKNOWN]
+    text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
+    text += f", {counts[_UNCLEAR]} by clients that may be machines" if counts[_UNCLEAR] else ""
+    text += f", {counts[_UNKNOWN]} for entries that are not there" if counts[_UNKNOWN] else ""
+    if ignored:
+        text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
+    listed = partial(document, read=lines_read, ignored=ignored, **counts)
+    write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 _OBSERVED: Final = "observed"
 _BACKWARDS: Final = "backwards"
 _UNCLEAR: Final = "unclear"  # boots that a machine or a monitor fetched
 _UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
-_TOLD_APART: Final = (_OBSERVED, _UNCLEAR, _BACKWARDS, _UNKNOWN)
 
 
 def _observe(
@@ -102,10 +100,6 @@ def _observe(
     asked: UnknownAsked,
     sent: SentVersions | None,
 ) -> None:
-    from gitboot.fetchlog.access_logs import Ignored, read
-    from gitboot.fetchlog.spool import line_of
-    from gitboot.fetchlog.unknown_machines import UnknownMachine
-
     for line in lines:
         found = read(line)
         if isinstance(found, Ignored):
@@ -125,31 +119,3 @@ def _observe(
             message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
             facts = {"path": found.path, "client": found.client}
             tell(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
-
-
-def _facts(outcomes: Counter[str]) -> dict[str, object]:
-    return {
-        "read": _read(outcomes),
-        "observed": outcomes[_OBSERVED],
-        "unclear": outcomes[_UNCLEAR],
-        "unknown": outcomes[_UNKNOWN],
-        "backwards": outcomes[_BACKWARDS],
-        "ignored": _ignored(outcomes),
-    }
-
-
-def _as_text(outcomes: Counter[str]) -> str:
-    reasons = [f"{count} {reason}" for reason, count in _ignored(outcomes).items()]
-    ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
-    unknown = f", {outcomes[_UNKNOWN]} for entries that are not there" if outcomes[_UNKNOWN] else ""
-    unclear = f", {outcomes[_UNCLEAR]} by clients that may be machines" if outcomes[_UNCLEAR] else ""
-    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{unclear}{unknown}{ignored}"
-
-
-def _read(outcomes: Counter[str]) -> int:
-    """How many lines there were: each had one outcome, but for what is told besides."""
-    return outcomes.total() - outcomes[_BACKWARDS]
-
-
-def _ignored(outcomes: Counter[str]) -> dict[str, int]:
-    return {reason: count for reason, count in sorted(outcomes.items()) if reason not in _TOLD_APART}

@@ -6,25 +6,28 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
-from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
+from gitboot.cli.evaluator_child import Begun, evaluation_limits, evaluator_command
+from gitboot.cli.instance_client import Informant, informant_at, proof_by
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
+from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio import document
+from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.yaml import rewritten
+from gitboot.git.branch_writer import check_branch, is_proposed, propose
+from gitboot.git.snapshots import WORKTREE, folder_around, open_snapshot
+from gitboot.jsonio import document, facts
+from gitboot.model.fleet import Evidence
+from gitboot.resolve.fleet_decisions import Decided
+from gitboot.review.rollout_progress import AppliedRollout, Headway, StepOutcome, advance, applied_in
 from gitboot.text import count, did_you_mean
-
-if TYPE_CHECKING:
-    from gitboot.cli.evaluator_child import Begun
-    from gitboot.cli.instance_client import Informant
-    from gitboot.fleet.revision import Revision, Snapshot
-    from gitboot.resolve.fleet_decisions import Decided
-    from gitboot.review.rollout_progress import AppliedRollout, Headway
 
 _PERCENT: Final = ("spec", "rollout", "percent")
 _SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
@@ -129,12 +132,6 @@ def advance_stream(
     exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
     touched. Where that branch is there already, nothing is written.
     """
-    from gitboot.cli.instance_client import informant_at
-    from gitboot.git.branch_writer import check_branch
-    from gitboot.git.snapshots import WORKTREE, folder_around
-    from gitboot.jsonio import facts
-    from gitboot.review.rollout_progress import StepOutcome
-
     if branch is not None:
         check_branch(branch)
     if rev is not None and no_commit:
@@ -147,8 +144,8 @@ def advance_stream(
     where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
     name = None if no_commit else branch or f"gitboot/rollout-{where}"
     done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
-    for output in outputs:
-        output.write(document(**facts(found), proposal=facts(done)) if output.format == "json" else _text(found, done))
+    listed = partial(document, **facts(found), proposal=facts(done))
+    write_outputs(outputs, json=listed, text=partial(_as_text, found, done))
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 
@@ -191,7 +188,6 @@ class _Fleet:
     @classmethod
     def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
         from gitboot.cli.evaluated_fleet import FleetEvaluator
-        from gitboot.git.snapshots import open_snapshot
 
         evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
 
@@ -207,18 +203,20 @@ class _Fleet:
 
         Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
         """
-        from gitboot.cli.instance_client import proof_by
-        from gitboot.git.snapshots import open_snapshot
-        from gitboot.review.rollout_progress import StepOutcome, advance, applied_in
-
         streams = self.now.repository.streams
         if stream not in streams:
             hint = did_you_mean(stream, streams, "gitboot images lists those that there are")
             raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
         if (here := streams[stream].spec.rollout) is None:
             return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
-        if not accept_fetched:
-            self._check_evidence()
+        fleet = self.now.repository.fleet
+        if fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
+            name = fleet.metadata.name
+            raise UsageError(
+                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+                "installers report their end. To advance without proof, add --accept-fetched"
+            )
 
         def applied_at(commit: Revision) -> AppliedRollout:
             found = self.decide(open_snapshot(self.path, commit))
@@ -227,26 +225,8 @@ class _Fleet:
         proof = proof_by(informant, applied_at)
         return advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
 
-    def _check_evidence(self) -> None:
-        """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
-        from gitboot.fleet.resources import Id
-        from gitboot.model.fleet import Evidence
-
-        fleet = self.now.repository.fleet
-        if fleet.spec.provisioning.evidence is Evidence.FETCHED:
-            name = fleet.metadata.name
-            raise UsageError(
-                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
-                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
-                "installers report their end. To advance without proof, add --accept-fetched"
-            )
-
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
-        from gitboot.fleet.resources import Id
-        from gitboot.fleet.revision import BlobId, Revision
-        from gitboot.fleet.yaml import rewritten
-
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]
         before = self.snapshot.read(origin.blob)
         content = rewritten(before, origin.document, _PERCENT, str(found.next))
@@ -260,26 +240,19 @@ class _Fleet:
                 changed=None,
             )
         )
-        return _Change(origin.path, content, _message(found))
-
-
-def _message(found: Headway) -> str:
-    begun = (
-        f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
-        if found.begun
-        else ""
-    )
-    return (
-        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
-        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
-        f"with it.\n{begun}"
-    )
+        begun = ""
+        if found.begun:
+            begun = f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+        message = (
+            f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
+            f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+            f"with it.\n{begun}"
+        )
+        return _Change(origin.path, content, message)
 
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
     """Write a step: as a commit on a branch, or into the work tree."""
-    from gitboot.git.branch_writer import is_proposed, propose
-
     files = {change.file: change.content}
     done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
     if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:
@@ -305,7 +278,7 @@ _WORDS: Final = {
 }
 
 
-def _text(found: Headway, done: _Proposal | None) -> str:
+def _as_text(found: Headway, done: _Proposal | None) -> str:
     """What comes of it, and below that what was written."""
     at = f" at {found.percent} %" if found.percent is not None else ""
     lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.child_processes import raise_limits, reap_orphans
+from gitboot.child_processes import raise_limits, reap_orphans, uncollected
 from gitboot.cli.commands.prepare_tree import prepare_command
 from gitboot.cli.commands.serve import worker_command
 from gitboot.cli.configuration_file import Setting, config_option
@@ -51,21 +50,27 @@ from gitboot.cli.options import (
     trust_options,
 )
 from gitboot.cli.terminal import end_by_signal, interrupted_by_signal, log_format_option, tell, tell_what_is_logged
-from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.settings import (
+    ArtifactSettings,
+    BmcSettings,
+    CheckAssets,
+    ForgeSettings,
+    GitSettings,
+    Settings,
+)
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
-from gitboot.ledger.location import address_beside
+from gitboot.evaluator.protocol import Allowance
+from gitboot.files import check_private
+from gitboot.git.repository import parse_subpath
+from gitboot.ledger.location import PostgresAddress, address_beside
+from gitboot.publish.targets.follower import parse_target
 from gitboot.status.events import Event
 from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
     from gitboot.controller.forge import Verdicts
-    from gitboot.controller.instance.settings import ForgeSettings
-    from gitboot.endpoint.access_control import CredentialFiles
-    from gitboot.endpoint.server import Workers
-    from gitboot.endpoint.tls import Certificate
-    from gitboot.ledger.location import PostgresAddress
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -362,7 +367,8 @@ def command(**given: Any) -> None:
     check(access)
     raise_limits()  # each BMC has a connection
     settings = _settings(**given)
-    _check_private(settings, access)
+    # A secret, or what decides about installations, is not served with the tree.
+    check_private(settings.output, _private(settings, access))
     if settings.push_secret is not None:
         from gitboot.endpoint.webhooks import PushSecret
 
@@ -372,12 +378,10 @@ def command(**given: Any) -> None:
     sys.exit(_once(settings) if once else _run(settings, access))
 
 
-def _check_private(settings: Settings, access: AccessSettings) -> None:
-    """Raise `UsageError` where a secret, or what decides about installations, would be served with the tree."""
-    from gitboot.files import check_private
-
+def _private(settings: Settings, access: AccessSettings) -> dict[str, Path | None]:
+    """Return the paths that OUTPUT may not contain, by option."""
     git, bmc = settings.git, settings.bmc
-    private = {
+    return {
         "--state": settings.state,
         "--spool": settings.spool,
         "--credentials": bmc.credentials,
@@ -392,18 +396,14 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
         "--operators-tokens": access.operators_tokens,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
     }
-    check_private(settings.output, private)
 
 
 def _settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
 ) -> Settings:
-    from gitboot.controller.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
-    from gitboot.evaluator.protocol import Allowance
-    from gitboot.git.repository import parse_subpath
-    from gitboot.publish.targets.follower import parse_target
-
-    ledger = _ledger(given.pop("ledger"), given.pop("ledger_password"))
+    url, password = given.pop("ledger"), given.pop("ledger_password")
+    if url is None and password is not None:
+        raise UsageError("--ledger-password needs --ledger, whose password it is")
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
     trust = trust_of(**{name: given.pop(name) for name in TRUST})
@@ -418,69 +418,39 @@ def _settings(
         fetch_mebibytes=given.pop("fetch_memory"),
         disk_mebibytes=given.pop("fetch_disk"),
     )
-    bmc = BmcSettings(
-        credentials=given.pop("credentials"),
-        parallel=given.pop("bmc_parallel"),
-        per_site=given.pop("bmc_per_site"),
-        failures=given.pop("bmc_failures"),
-    )
-    artifacts = ArtifactSettings(
-        check=CheckAssets(given.pop("check_assets")), every_s=given.pop("check_assets_every_s")
+    project, token = given.pop("forge") or ("", Path())
+    forge = ForgeSettings(
+        project=project,
+        token=token,
+        name=given.pop("forge_name") or "/".join(filter(None, ("gitboot", git.subpath))),
+        link=given.pop("forge_link"),
+        api=given.pop("forge_api"),
+        allow_token_over_http=given.pop("allow_token_over_http"),
     )
     return Settings(
-        artifacts=artifacts,
-        forge=_forge_settings(
-            git.subpath,
-            allow_token_over_http=given.pop("allow_token_over_http"),
-            **{name: given.pop(name) for name in tuple(given) if name.startswith("forge")},
+        artifacts=ArtifactSettings(
+            check=CheckAssets(given.pop("check_assets")), every_s=given.pop("check_assets_every_s")
         ),
+        forge=forge if project else None,
         git=git,
         trust=trust,
-        bmc=bmc,
+        bmc=BmcSettings(
+            credentials=given.pop("credentials"),
+            parallel=given.pop("bmc_parallel"),
+            per_site=given.pop("bmc_per_site"),
+            failures=given.pop("bmc_failures"),
+        ),
         allowance=Allowance(
             seconds=given.pop("commit_seconds"),
             mebibytes=given.pop("commit_memory"),
             workers=given.pop("commit_workers"),
         ),
         limits=limits_of(limits, **allowed),
-        ledger=ledger,
+        ledger=PostgresAddress.parse(url, password) if url is not None else None,
         listen=listen,
         poll_s=poll_s,
         targets=tuple(map(parse_target, given.pop("targets"))),
         **given,
-    )
-
-
-def _ledger(url: str | None, password: Path | None) -> PostgresAddress | None:
-    from gitboot.ledger.location import PostgresAddress
-
-    if url is None and password is not None:
-        raise UsageError("--ledger-password needs --ledger, whose password it is")
-    return PostgresAddress.parse(url, password) if url is not None else None
-
-
-def _forge_settings(
-    subpath: str,
-    *,
-    forge: tuple[str, Path] | None,
-    forge_name: str | None,
-    forge_link: str | None,
-    forge_api: str | None,
-    allow_token_over_http: bool,
-) -> ForgeSettings | None:
-    from gitboot.controller.instance.settings import ForgeSettings
-
-    if forge is None:
-        return None
-    project, token = forge
-    name = forge_name or "/".join(filter(None, ("gitboot", subpath)))
-    return ForgeSettings(
-        project=project,
-        token=token,
-        name=name,
-        link=forge_link,
-        api=forge_api,
-        allow_token_over_http=allow_token_over_http,
     )
 
 
@@ -508,7 +478,6 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
-    from gitboot.child_processes import uncollected
     from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Bell, Loop
@@ -567,7 +536,6 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
-    from gitboot.child_processes import uncollected
     from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Loop
@@ -597,27 +565,21 @@ def _dry_run(settings: Settings) -> Exit:
     from gitboot.controller.instance.assembly import tried_out
     from gitboot.controller.loop import Loop
 
-    def told(event: Event) -> None:
-        tell(_would(event))
+    would = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
 
-    with tried_out(settings, tell=told, clock=_clock) as (instance, source, looked):
-        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=told, keeping=keeping).once()
+    def tell_dry(event: Event) -> None:
+        if event.type in would:
+            event = replace(event, type=would[event.type], message=f"not done: {event.message}")
+        tell(event)
+
+    with tried_out(settings, tell=tell_dry, clock=_clock) as (instance, source, looked):
+        Loop(instance.reconciler, source, poll_s=settings.poll_s, clock=_clock, tell=tell_dry, keeping=keeping).once()
         for what, paths in (("write", looked.seen.written), ("withdraw", looked.seen.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
-        for each in instance.reconciler.standing.schedule.appointments.values():
+        for each in instance.reconciler.standing.schedule.bmcs.values():
             click.echo(f"{each.name}: {each.message}")
         return _exit_of(instance.reconciler.status)
-
-
-def _would(event: Event) -> Event:
-    """An event as it is told where nothing is done."""
-    if event.type not in _DONE:
-        return event
-    return replace(event, type=_DONE[event.type], message=f"not done: {event.message}")
-
-
-_DONE: Final = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
 
 
 def _exit_of(status: Status) -> Exit:
@@ -674,15 +636,15 @@ def serving(
     command += arguments_of_forwarding(address_beside(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
-        yield partial(_how_they_fare, workers, certificate, files)
 
+        def how_they_fare() -> Endpoints:
+            found = replace(workers.counted(), unread=files.failures())
+            if certificate is None:
+                return found
+            certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
+            return replace(found, certificate=certificate.failure)
 
-def _how_they_fare(workers: Workers, certificate: Certificate | None, files: CredentialFiles) -> Endpoints:
-    found = replace(workers.counted(), unread=files.failures())
-    if certificate is None:
-        return found
-    certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
-    return replace(found, certificate=certificate.failure)
+        yield how_they_fare
 
 
 @contextmanager

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import meant_by
+from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
+from gitboot.cli.options import (
+    OutputOption,
+    fleet_argument,
+    now,
+    output_option,
+    said,
+    selector_option,
+    state_option,
+    write_outputs,
+)
+from gitboot.controller.operator_requests import SECRET_FETCHES
+from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.jsonio import document
+from gitboot.model.scalars import AGE
 from gitboot.text import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -57,25 +71,20 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     root key, which mirrors need. Each later run replaces the publication key, and is signed by the root key.
     `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
     """
-    if signed_list:
-        click.echo(_list_keys(file, root_key, new_root_key).strip())
+    if not signed_list:
+        if root_key is not None or new_root_key is not None:
+            raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
+        click.echo(make_key(file))
         return
-    if root_key is not None or new_root_key is not None:
-        raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
-    from gitboot.endpoint.age_encryption import make_key
-
-    click.echo(make_key(file))
-
-
-def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -> str:
-    """Make or replace the keys of a signed list; return the public root key as PEM."""
     from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
 
-    if has_root(folder):
-        return replace_list_keys(folder, root_key, new_root_key, now()).decode()
-    if new_root_key is not None:
-        raise UsageError(f"{folder} has no root key to replace: leave out --new-root-key")
-    return make_list_keys(folder, root_key, now()).decode()
+    if has_root(file):
+        public_key = replace_list_keys(file, root_key, new_root_key, now())
+    elif new_root_key is not None:
+        raise UsageError(f"{file} has no root key to replace: leave out --new-root-key")
+    else:
+        public_key = make_list_keys(file, root_key, now())
+    click.echo(public_key.decode().strip())  # PEM
 
 
 @command.command("encrypt", context_settings=_SETTINGS)
@@ -92,22 +101,18 @@ def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to write: NAME.age.",
 )
-def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
+def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
     """Encrypt SECRET, a file or standard input, for a fleet.
 
     All of its bytes count, a line end at its end too.
     """
-    from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.age_encryption import encrypt as encrypted
-    from gitboot.fleet.documents import NotSealed, sealed
-
     if to_keys is not None:
         keys = Keys(to_keys)
         keys.check()
         recipients += keys.recipients()
     if not recipients:
         raise UsageError("give --to or --to-keys: a secret is encrypted to somebody")
-    content = encrypted(secret.read(), recipients)
+    content = encrypt(secret.read(), recipients)
     try:
         sealed(content)
     except NotSealed as error:
@@ -131,9 +136,6 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     are: neither a review nor an instance can tell without them.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.endpoint.age_encryption import Keys, Unopened
-    from gitboot.fleet.documents import sealed
-    from gitboot.model.scalars import AGE
 
     keys = Keys(secret_keys)
     keys.check()
@@ -144,11 +146,11 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
             keys.open(sealed(data))
         except Unopened as error:
             closed[name] = str(error)
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=[{"path": name, "closed": closed.get(name)} for name in files]))
-        else:
-            output.write("".join(f"{name}: {why}\n" for name, why in closed.items()))
+    write_outputs(
+        outputs,
+        json=partial(document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
+        text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
+    )
     click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
@@ -178,7 +180,6 @@ def fetches(
     If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
     until another address fetches a secret, or until ten more fetches.
     """
-    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.cli.terminal import table
 
     if confirm is not None:
@@ -195,16 +196,7 @@ def fetches(
         if each is not None and (names is None or name in names)
         for facts in each.facts()
     ]
-    for output in outputs:
-        if output.format == "json":
-            output.write(document(items=items))
-        else:
-            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), _rows(items)))
-
-
-def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """A line for each address that fetched a secret, and one for all that are not told apart."""
-    return [
+    rows = [
         (
             item["server"],
             item["secret"],
@@ -217,13 +209,12 @@ def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         for item in items
         for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
     ]
+    text = partial(table, ("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
+    write_outputs(outputs, json=partial(document, items=items), text=text)
 
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
     """Request that the instance takes the fetches that the ledger has now as right."""
-    from gitboot.cli.instance_client import looked_at, request
-    from gitboot.controller.operator_requests import SECRET_FETCHES
-
     with looked_at(state, now()) as look:
         known = {
             name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))

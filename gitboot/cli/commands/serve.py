@@ -20,6 +20,7 @@ from gitboot.cli.configuration_file import config_option, handed_settings
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     _clock,
+    access_arguments,
     access_of,
     access_options,
     arguments_of_forwarding,
@@ -34,11 +35,11 @@ from gitboot.cli.endpoint_options import (
     shared_ledger_options,
     why_not_shared,
 )
-from gitboot.cli.endpoint_options import arguments_of as access_arguments
 from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
+from gitboot.ledger.location import PostgresAddress
 from gitboot.status.events import Event
 from gitboot.system_clock import keeping
 
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from gitboot.endpoint.app import Clients, Endpoint
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import Certificate
-    from gitboot.endpoint.webhooks import Pushes
-    from gitboot.ledger.location import PostgresAddress
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -129,7 +128,7 @@ def command(
     if spool is not None:
         make_spool(spool)
         if parent is None:  # else the instance has looked at it
-            check_spool(spool, accepted_filesystems, _warn)
+            check_spool(spool, accepted_filesystems, partial(_tell, "StateMayBeLost", is_warning=True))
     access = access_of(given)
     shared = shared_ledger_of(ledger, ledger_password, spool)
     if fd is None:
@@ -139,7 +138,11 @@ def command(
     if fd is not None:
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
-        clients = replace(clients, pushes=_pushes(push_secret, parent))
+        if push_secret is not None and parent is not None:
+            from gitboot.endpoint.webhooks import Pushes, PushSecret
+
+            fetch = partial(os.kill, parent, signal.SIGHUP)  # as `gitboot reconcile` asks for it
+            clients = replace(clients, pushes=Pushes(PushSecret(push_secret), fetch))
         _work(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
             access=access,
@@ -153,15 +156,21 @@ def command(
     listening = listen_at(listen)
     url = url_of(listen, listening)
     operators = operators_socket(access)
-    tell(Event(at=_clock(), type="Listening", message=url, facts={"url": url}))
+    _tell("Listening", url, url=url)
     if not (output / MANIFEST).exists():
-        message = f"{output} holds nothing that was published: nobody is answered until it does"
-        tell(Event(at=_clock(), type="NothingPublished", message=message, warning=True))
+        _tell(
+            "NothingPublished",
+            f"{output} holds nothing that was published: nobody is answered until it does",
+            is_warning=True,
+        )
     if spool is None:
-        message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
-        tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
+        _tell(
+            "NotRecording",
+            "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count",
+            is_warning=True,
+        )
     if (why := why_not_shared(shared)) is not None:  # what changes later is told with NotReady
-        tell(Event(at=_clock(), type=why[0], message=f"{why[1]}: no boot that is made once is given", warning=True))
+        _tell(why[0], f"{why[1]}: no boot that is made once is given", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = clients_of(access, operators)
@@ -179,20 +188,11 @@ def command(
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
-    tell(Event(at=_clock(), type="Stopped", message="the tree stays as it is"))
+    _tell("Stopped", "the tree stays as it is")
 
 
-def _pushes(secret: Path | None, parent: int | None) -> Pushes | None:
-    """Who hears webhooks, and lets the instance that has started this process fetch."""
-    if secret is None or parent is None:
-        return None
-    from gitboot.endpoint.webhooks import Pushes, PushSecret
-
-    return Pushes(PushSecret(secret), partial(os.kill, parent, signal.SIGHUP))  # as `gitboot reconcile` asks for it
-
-
-def _warn(message: str) -> None:
-    tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
+def _tell(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+    tell(Event(at=_clock(), type=type, message=message, facts=facts, warning=is_warning))
 
 
 def worker_command(
@@ -270,10 +270,10 @@ def _work(
             if next(looks) % _LEAVING_LOOKS == 0:
                 clients.asked.leave()
             if (found := endpoint.refusals.since(_clock()).proxies) and not proxied:
-                tell(Event(at=_clock(), type="ProxyUnnamed", message=unnamed_message(found), warning=True))
+                _tell("ProxyUnnamed", unnamed_message(found), is_warning=True)
             proxied = proxied or bool(found)
             if endpoint.limits.closed and not closed:
-                tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
+                _tell("TooManyIdle", _TOO_MANY_IDLE, is_warning=True)
             closed = endpoint.limits.closed
             if life is not None:
                 server.show_life(life)

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option, state_option
+from gitboot.cli.options import OutputOption, output_option, state_option, write_outputs
 from gitboot.cli.terminal import table, wrapped
-from gitboot.errors import UsageError
+from gitboot.controller.instance.state_directory import LEDGER, acting_here, has_ledger, never_ran, read_status, running
+from gitboot.errors import LedgerError, UsageError
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.store import Store
 from gitboot.standard_streams import style
+from gitboot.status.conditions import with_state
+from gitboot.status.instance_status import with_age, written_at
 from gitboot.text import count, did_you_mean, more, one_line, printable
 
 if TYPE_CHECKING:
-    from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines
-    from gitboot.ledger.store import Store
+    from gitboot.fetchlog.unknown_machines import UnknownMachines
 
 
 _MOST_PROBLEMS: Final = 10
 _MOST_INSTALLATIONS: Final = 10
 _MOST_SERVERS: Final = 20
-_COUNTED: Final = ("records", "installs", "runs", "installing", "drift", "bmcs")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -37,23 +42,23 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
     from gitboot.cli.instance_client import folders_of, output_of
-    from gitboot.controller.instance.state_directory import read_status, running
     from gitboot.publish.tree_reader import Words, with_stop
-    from gitboot.status.instance_status import with_age, written_at
 
     status = read_status(state)
     process = running(state)
     if process and (published := output_of(state)) is not None:
         status = newest(status, published)
     status["process"] = process
-    status["lease"] = _lease(state) if status["process"] else None
+    status["lease"] = None
+    with suppress(LedgerError):  # else nobody can say now by which lease the instance acts
+        if process and (lease := acting_here(state)) is not None:
+            status["lease"] = {"number": lease.number, "until": lease.until}
     written = written_at(status)
     age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
     status = with_age(status, age_s, written)
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
-    for output in outputs:
-        text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
-        output.write(text)
+    listed = partial(json.dumps, status, indent=2, sort_keys=True)
+    write_outputs(outputs, text=partial(_as_text, status, state), json=listed)
 
 
 def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -69,8 +74,6 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def _as_text(status: dict[str, Any], state: Path) -> str:
-    from gitboot.cli.terminal import wrapped
-
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
@@ -88,7 +91,14 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
         attempted += f", {count(len(problems), 'problem')}"
-    phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
+    accepted, signer = status["accepted"], status["accepted"].get("signer")
+    numbers = {
+        name: ", ".join(f"{number} {what}" for what, number in status[name].items())
+        for name in ("phases", "records", "installs", "runs", "installing", "drift", "bmcs")
+        if status.get(name)
+    }
+    phases = numbers.pop("phases", "")
+    planned = f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since the start"
     lines = [
         f"gitboot    {runs}",
         *age,
@@ -97,12 +107,16 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         *([f"site       {status['site']}"] if status.get("site") else []),
         *([f"branch     {status['branch']}"] if status.get("branch") else []),
         f"applied    {status['applied']['commit'] or '-'}",
-        *_vouched(status["accepted"]),
+        *([f"signed     by {signer['person']} ({signer['key']})"] if signer is not None else []),
+        *(
+            f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
+            for each in accepted.get("acknowledged", ())
+        ),
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
-        *(f"{name:9}  {_counts(status[name])}" for name in _COUNTED if status.get(name)),
+        *(f"{name:9}  {text}" for name, text in numbers.items()),
         *([f"underway   {status['progress']['message']}"] if process and status.get("progress") else []),
-        f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
+        f"planned    {planned}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     installations = status.get("installations", [])
@@ -113,7 +127,12 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
         lines += _limited([wrapped(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
-    lines += _limited([_withheld(each) for each in status["attempted"].get("withheld", ())])
+    withheld = []
+    for each in status["attempted"].get("withheld", ()):
+        by = ", ".join(commit[:12] for commit in each["by"])
+        boots = each["boots"] or "its disk"
+        withheld.append(wrapped(f"withheld   {each['server']} boots {boots}; its install boot is not in {by}"))
+    lines += _limited(withheld)
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
     ]
@@ -122,52 +141,21 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
 
 
-def _withheld(server: dict[str, Any]) -> str:
-    """Return what a server boots while gitboot withholds its install boot."""
-    from gitboot.cli.terminal import wrapped
-
-    by = ", ".join(commit[:12] for commit in server["by"])
-    boots = server["boots"] or "its disk"
-    return wrapped(f"withheld   {server['server']} boots {boots}; its install boot is not in {by}")
-
-
 def _limited(lines: list[str]) -> list[str]:
     """Return the first lines about servers, and how many there are besides."""
     left = more(len(lines) - _MOST_SERVERS, "server")
     return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
-def _lease(state: Path) -> dict[str, Any] | None:
-    """By which lease the instance on ``state`` acts; None: by none, or nobody can say now."""
-    from gitboot.controller.instance.state_directory import acting_here
-    from gitboot.errors import LedgerError
-
-    with suppress(LedgerError):
-        if (lease := acting_here(state)) is not None:
-            return {"number": lease.number, "until": lease.until}
-    return None
-
-
-def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
-    """Who has signed the accepted commit, and who let pass what was held on the way to it."""
-    if (signer := accepted.get("signer")) is not None:
-        yield f"signed     by {signer['person']} ({signer['key']})"
-    for each in accepted.get("acknowledged", ()):
-        yield f"heeded     {each['guard']} in {each['commit'][:12]}: {each['by']}"
-
-
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
-    from gitboot.cli.terminal import table, wrapped
-    from gitboot.status.conditions import with_state
-
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
             style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
-            _to_the_second(each["since"]),
+            f"{each['since'][:19]}Z",
             each["message"] if each["status"] else "",
         )
         for each in found
@@ -181,58 +169,31 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     yield table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
-def _counts(found: dict[str, int]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in found.items())
-
-
-def _to_the_second(instant: str) -> str:
-    return f"{instant[:19]}Z"
-
-
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
 @output_option("json", "text")
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
-    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
-    from gitboot.ledger.open_ledger import open_ledger
-
     if not has_ledger(state):
         raise never_ran(state)
     with open_ledger(state / LEDGER) as ledger:
-        if server is not None:
-            _check_known(ledger, server)
+        names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
+        if server is not None and server not in names and not any(True for _ in _read(ledger, server)):
+            hint = did_you_mean(server, names, "none is near")
+            raise UsageError(f"nothing was ever known of a server {server!r}; {hint}")
         for output in outputs:
-            output.write_lines(map(_LINES[output.format], _read(ledger, server)))
+            output.write_lines(_line(event, output.format) for event in _read(ledger, server))
 
 
 def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
-    from gitboot.ledger import instance_tables
-
     return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
 
 
-def _check_known(ledger: Store, server: str) -> None:
-    """Raise `UsageError` for a server of which nothing was ever heard, under this name."""
-    from gitboot.ledger import server_tables
-
-    names = {machine.name for machine in server_tables.read_machines(ledger).values()}
-    if server not in names and not any(True for _ in _read(ledger, server)):
-        raise UsageError(
-            f"nothing was ever known of a server {server!r}; {did_you_mean(server, names, 'none is near')}"
-        )
-
-
-def _json(event: Mapping[str, Any]) -> str:
-    return json.dumps(event, sort_keys=True)
-
-
-def _text(event: Mapping[str, Any]) -> str:
+def _line(event: Mapping[str, Any], format: str) -> str:
+    if format == "json":
+        return json.dumps(event, sort_keys=True)
     return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
-
-
-_LINES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {"json": _json, "text": _text}
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -246,7 +207,6 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     entry goes once a document has the machine, or 30 days after it asked last. There is room for 1,000, and for 64 of
     one network address; what is kept is never pushed out.
     """
-    from gitboot.controller.instance.state_directory import has_ledger, never_ran
     from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
     from gitboot.endpoint.api import seen_facts
 
@@ -255,32 +215,26 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     if forget:
         forget_unknown(state)
     found = read_unknown(state)
-    for output in outputs:
-        if output.format == "json":
-            output.write(json.dumps(seen_facts(found), indent=2, sort_keys=True))
-        else:
-            output.write(_as_text_unknown_machines(found))
+    listed = partial(json.dumps, seen_facts(found), indent=2, sort_keys=True)
+    write_outputs(outputs, json=listed, text=partial(_as_text_unknown_machines, found))
 
 
 def _as_text_unknown_machines(found: UnknownMachines) -> str:
     if not found.machines and not found.unkept:
         return "every machine that asked for a boot is described by a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
-    rows = [_row(each) for each in found.machines]
+    rows: list[list[str]] = []
+    for each in found.machines:
+        mac = each.macs[0].replace("-", ":") if each.macs else "-"
+        who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
+        words = (each.uuid or "-", each.serial or "-", each.client)
+        rows.append([who, *words, f"{each.last:%m-%d %H:%M}", str(each.times), each.server or "-"])
     if not any(each.server for each in found.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
     found_in = [wrapped(str(each.inventory), "    ") if each.inventory else "" for each in found.machines]
     text = table(header, rows, shortened=(2,), below=found_in) if rows else ""
     if found.unkept:
         requests = count(found.unkept, "request")
-        told = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
-        text += "\n" + wrapped(told)
+        notice = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
+        text += "\n" + wrapped(notice)
     return text.strip("\n")
-
-
-def _row(machine: UnknownMachine) -> tuple[str, ...]:
-    mac = machine.macs[0].replace("-", ":") if machine.macs else "-"
-    who = f"{mac} +{len(machine.macs) - 1}" if len(machine.macs) > 1 else mac
-    last = f"{machine.last:%m-%d %H:%M}"
-    words = (machine.uuid or "-", machine.serial or "-", machine.client)
-    return (who, *words, last, str(machine.times), machine.server or "-")

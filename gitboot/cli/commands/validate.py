@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,8 +20,11 @@ from gitboot.cli.options import (
     prefix_of,
     registry_options,
     this_second,
+    write_outputs,
 )
+from gitboot.errors import InvalidRepository
 from gitboot.fleet.problem_formats import FORMATS, counted
+from gitboot.problems import Code, Problem, Severity
 from gitboot.text import count
 
 
@@ -49,8 +53,6 @@ def command(
     then those of --registries are, for the digests to write.
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
-    from gitboot.errors import InvalidRepository
-    from gitboot.problems import Code, Problem, Severity
     from gitboot.resolve.policy_selection import overdue
 
     now = at or this_second()
@@ -73,8 +75,7 @@ def command(
                     registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http
                 ),
             )
-    for output in outputs:
-        output.write(FORMATS[output.format](problems, prefix_of(path)))
+    write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {summary}{counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):

@@ -5,23 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, output_option
-from gitboot.cli.terminal import growing
-from gitboot.jsonio import document
+from gitboot.cli.options import OutputOption, output_option, write_outputs
+from gitboot.cli.terminal import growing, table
+from gitboot.errors import UsageError
+from gitboot.files import write_output_file
+from gitboot.jsonio import document, format_instant
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorFault,
+    MirrorFinding,
+    MirrorReport,
+    WebMirror,
+    compared,
+    expected,
+)
+from gitboot.publish.mirror_repair import BucketStore, FolderStore, HostStore, MirrorStore, mirror_files, repair
+from gitboot.publish.signed_list_check import compare_with_list, facts_of, signature_of
+from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
+from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
+from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
-
-if TYPE_CHECKING:
-    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
-    from gitboot.publish.mirror_repair import MirrorStore
-    from gitboot.publish.signed_list_check import MirrorReport
+from gitboot.text import count
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -101,11 +114,6 @@ def command(
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
-    from gitboot.errors import UsageError
-    from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
-    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
-    from gitboot.render.paths import BOOT
-
     if program_folder is not None:
         _write_program(program_folder, mirror, source, keys)
         return
@@ -124,31 +132,29 @@ def command(
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
         if tree is None:
-            from gitboot.publish.signed_list_check import compare_with_list
-
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
             found, files, unread = report.findings, report.files, report.unread
         else:
             look = partial(expected, tree, as_target=as_target)
-            found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            by_tree = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            found, files, unread = by_tree.findings, by_tree.files, by_tree.unread
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
                 found = (*opened.cached(), *found)
-    for output in outputs:
-        if output.format == "json":
-            items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
-            output.write(document(files=files, items=items, unchecked=list(unread), **_facts(report, now)))
-        else:
-            output.write(_as_text(found, files, unread, report, now))
+    listed = {}
+    if report is not None:
+        about = facts_of(report.signed, now) if report.signed is not None else None
+        listed = {"list": about, "hidden": report.hidden, "turning": list(report.turning)}
+    write_outputs(
+        outputs,
+        json=partial(document, files=files, items=found, unchecked=unread, **listed),
+        text=partial(_as_text, found, files, unread, report, now),
+    )
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
 def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
     """Write the mirror's program, its public key and its units into a folder."""
-    from gitboot.errors import UsageError
-    from gitboot.files import write_output_file
-    from gitboot.publish.mirror_repair import mirror_files
-
     if source is None or not keys:
         raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
     digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
@@ -168,11 +174,6 @@ def _repair(
     as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
-    from gitboot.cli.terminal import table
-    from gitboot.errors import UsageError
-    from gitboot.publish.mirror_repair import repair
-    from gitboot.text import count
-
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
@@ -180,26 +181,21 @@ def _repair(
         is_target = as_target or mirror.startswith(_STORES)
         clock = partial(datetime.now, UTC)
         report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
-    for output in outputs:
-        if output.format == "json":
-            items = [{"path": each.path, "action": each.action} for each in report.repairs]
-            output.write(document(files=report.files, repairs=items, left=list(report.left)))
-            continue
-        rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
-        rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
-        left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
-        total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
-        output.write("\n".join((*([table(("DONE", "PATH"), rows), ""] if rows else []), total)))
+    rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
+    rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
+    left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
+    total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
+    write_outputs(
+        outputs,
+        json=partial(document, files=report.files, repairs=report.repairs, left=report.left),
+        text=partial("\n".join, (*([table(("DONE", "PATH"), rows), ""] if rows else []), total)),
+    )
     if report.left:
         context.exit(Exit.PARTIAL)
 
 
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
-    from gitboot.errors import UsageError
-    from gitboot.publish.mirror_repair import FolderStore
-    from gitboot.render.paths import BOOT
-
     if mirror.startswith(_STORES):
         return _target_store(mirror, stack)
     if "://" in mirror and not mirror.startswith("file://"):
@@ -218,8 +214,6 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
     from tempfile import TemporaryDirectory
 
     from gitboot.bmc.credentials import read_credentials
-    from gitboot.publish.mirror_repair import BucketStore, HostStore
-    from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
     address = parse_target(mirror)
     assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
@@ -231,14 +225,11 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
         from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
 
         return BucketStore(address.name, Bucket(address, key))
-    from gitboot.publish.targets.folder import RsyncStore
 
     return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 
 
 def _folder(mirror: str) -> Path:
-    from gitboot.errors import UsageError
-
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
@@ -247,9 +238,6 @@ def _folder(mirror: str) -> Path:
 
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
-    from gitboot.errors import UsageError
-    from gitboot.publish.signed_list_reader import parse_keys
-
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -265,33 +253,15 @@ def _opened(
 ) -> FolderMirror | WebMirror:
     import secrets
 
-    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
-
     if "://" in mirror and not mirror.startswith("file://"):
         nonce = secrets.token_hex(8)
         return WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
     return FolderMirror(_folder(mirror), tree)
 
 
-def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
-    """Return what JSON shows besides the findings."""
-    from gitboot.publish.signed_list_check import facts_of
-
-    if report is None:
-        return {}
-    return {
-        "list": facts_of(report.signed, now) if report.signed is not None else None,
-        "hidden": report.hidden,
-        "turning": list(report.turning),
-    }
-
-
 def _as_text(
     found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
-    from gitboot.cli.terminal import table
-    from gitboot.text import count
-
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
     counts = Counter(str(each.fault).lower() for each in found)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
@@ -300,21 +270,8 @@ def _as_text(
     return "\n".join((*listed, *_about(report, now), *omitted, f"{count(files, 'file')}: {told}"))
 
 
-def _age(age: timedelta) -> str:
-    """Return a time in its largest whole unit."""
-    from gitboot.text import count
-
-    seconds = max(0, int(age.total_seconds()))
-    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
-    return next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
-
-
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
-    from gitboot.jsonio import format_instant
-    from gitboot.publish.signed_list_check import signature_of
-    from gitboot.text import count
-
     if report is None or (signed := report.signed) is None:
         return []
     signatures = {
@@ -322,7 +279,10 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
         "Unchecked": "its signatures were not checked: name the public key with --key",
         "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
     }
-    ago = f" ({_age(now - signed.made)} ago)" if signed.made <= now else ""
+    seconds = max(0, int((now - signed.made).total_seconds()))
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))  # the largest of which one has passed is shown
+    age = next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
+    ago = f" ({age} ago)" if signed.made <= now else ""
     made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
     if report.hidden:

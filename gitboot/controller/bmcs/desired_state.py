@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, Wanted
+from gitboot.bmc.override_session import BmcTask
+from gitboot.bmc.override_state import Override, OverrideRecord, Wanted
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.controller.learn.evidence import awaits_progress
@@ -18,7 +20,6 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.controller.learn.ledger_trust import Beginning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.files import write_whole
-from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import server_tables
@@ -28,16 +29,21 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import About, ServerState
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, OverrideTarget, PolicyDecision
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt, Phase
+from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+    Phase,
+)
 
 SITE = "Site"  # maxUnavailablePer, where it names no label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PowerAsk:
+class PowerPlan:
     """What is to become of one machine's power, and among whom it has its turn."""
 
     switching: Switching
@@ -47,21 +53,23 @@ class PowerAsk:
     limit: str = ""
     run_at: datetime | None = None  # when its run was seen to be made
 
-    def asked(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
-        """What is wanted at this moment, or is to be seen to have become of that; ``now``: its turn has come."""
-        is_open = any(each.reason == self.switching.reason and each.state.is_open for each in switches)
-        return replace(self.switching, now=now) if self.is_due or is_open else None
+    def switching_for(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
+        """Return the switching that a task brings about or follows up; ``now``: the machine's turn has come."""
+        return replace(self.switching, now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
-        """Whether a machine is to be switched, as far as the ledger knows."""
+        """Return whether a machine is to be switched, as far as the ledger knows."""
         own = next((each for each in switches if each.reason == self.switching.reason), None)
         return self.is_due and (own is None or own.state is SwitchState.REFUSED)
 
-    def seen_off(self, switches: Iterable[SwitchRecord]) -> PowerAsk | None:
-        """So that nothing is switched, and whoever was is seen to come back; None: nobody was."""
-        if not any(each.reason == self.switching.reason and each.state.is_open for each in switches):
+    def without_asking(self, switches: Iterable[SwitchRecord]) -> PowerPlan | None:
+        """Return a plan that only waits until the machine is back; None: it was not switched."""
+        if not self._is_open(switches):
             return None
         return replace(self, is_due=False, switching=replace(self.switching, may_ask=False))
+
+    def _is_open(self, switches: Iterable[SwitchRecord]) -> bool:
+        return any(each.reason == self.switching.reason and each.state.is_open for each in switches)
 
     @property
     def turn(self) -> str:
@@ -80,50 +88,41 @@ def power_wanted(
     *,
     stop: Halt,
     about: About,
-) -> PowerAsk | None:
-    """What a server's plan wants of its power; None: nothing.
+) -> PowerPlan | None:
+    """Return what a server's plan wants of its power; None: nothing.
 
-    So it is with a machine of which nothing is known, and while anything is stopped, whatever the plan.
+    A plan wants nothing of the power while boots are stopped, or if nothing is known of the machine.
     """
     if plan is None or record is None or decision.stopped or stop is not Halt.NONE:
         return None
-    if plan.maintenance is not None:
-        found = next(each for each in decision.maintenances if each.name == plan.maintenance)
-        return _by_maintenance(found, plan, record, about, switches)
-    return _by_policy(decision.policy, plan) if decision.policy is not None else None
-
-
-def _by_policy(policy: PolicyDecision, plan: BootPlan) -> PowerAsk | None:
-    is_first_boot = plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
-    if policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
-        return None
-    if not _is_reached(policy.override, plan):
-        return None
     override = plan.override.reason if plan.override is not None else None
-    switching = Switching(reason=plan.key, manner=Manner.ON, override=override, until=plan.next_transition)
-    return PowerAsk(switching=switching, is_due=True)
-
-
-def _by_maintenance(
-    maintenance: MaintenanceDecision,
-    plan: BootPlan,
-    record: Record,
-    about: About,
-    switches: Mapping[str, SwitchRecord],
-) -> PowerAsk | None:
+    # A machine that resets boots what is planned if an override leads there, or the firmware's own order does.
+    is_reached = plan.override is not None or plan.boot is None
+    if plan.maintenance is None:
+        policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
+        if policy is None or policy.power is not PolicyPower.ON or not is_first_boot or plan.key is None:
+            return None
+        if not is_reached and policy.override is not OverrideMode.NONE:
+            return None
+        switching = Switching(reason=plan.key, manner=Manner.ON, override=override, until=plan.next_transition)
+        return PowerPlan(switching=switching, is_due=True)
+    maintenance = next(each for each in decision.maintenances if each.name == plan.maintenance)
     if maintenance.power is MaintenancePower.NONE:
         return None
+    # A maintenance of the local disk always asks for a boot, and needs no override.
+    of_disk = maintenance.boot is None
+    is_due = plan.cause is Cause.MAINTENANCE_DISK if of_disk else plan.phase is Phase.MAINTENANCE
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
-    return PowerAsk(
+    return PowerPlan(
         switching=Switching(
             reason=_reason(maintenance, switches),
             manner=Manner(maintenance.power.value),
-            override=plan.override.reason if plan.override is not None else None,
+            override=override,
             until=min(ends, default=None),
             end=maintenance.end,
         ),
-        is_due=_asks_for_a_boot(maintenance.boot, plan) and _is_reached(maintenance.override, plan),
+        is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
         maintenance=maintenance.name,
         group=about.site if per == SITE else about.labels.get(per) if per is not None else None,
         limit=maintenance.max_unavailable,
@@ -131,18 +130,8 @@ def _by_maintenance(
     )
 
 
-def _asks_for_a_boot(boot: Boot | None, plan: BootPlan) -> bool:
-    """Whether a maintenance's boot is still to be made; one of the local disk always is, and needs no override."""
-    return plan.cause is Cause.MAINTENANCE_DISK if boot is None else plan.phase is Phase.MAINTENANCE
-
-
-def _is_reached(override: OverrideMode, plan: BootPlan) -> bool:
-    """Whether a machine that resets boots what is planned: an override leads there, or the firmware's own order."""
-    return plan.override is not None or plan.boot is None or override is OverrideMode.NONE
-
-
 def _reason(maintenance: MaintenanceDecision, switches: Mapping[str, SwitchRecord]) -> str:
-    """The run of a maintenance; one in a window after that in which a machine was switched is another reason."""
+    """Return the run of a maintenance; one in a window after that in which a machine was switched is another reason."""
     first = reason = f"power/{maintenance.name}/{maintenance.run}"
     while (before := switches.get(reason)) is not None and before.end is not None:
         if maintenance.start is None or maintenance.start < before.end:
@@ -176,23 +165,6 @@ def settle_switches(
     return len(meant)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """One machine's BMC, and what is to become of it."""
-
-    name: str
-    uuid: SystemUuid
-    bmc: BmcAccess
-    wanted: Wanted | None
-    records: tuple[OverrideRecord, ...]
-    site: str | None
-    serial: str | None = None
-    judged_by_marks: bool = False  # its BMC alone can tell when it has come up
-    keeps: tuple[str, ...] = ()  # the media of a boot that was given
-    power: PowerAsk | None = None
-    switches: tuple[SwitchRecord, ...] = ()
-
-
 def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
     """The URLs of the image that lies, or may still lie, in a virtual drive, and of the one with its user data."""
     if plan is None:
@@ -204,7 +176,7 @@ def media_of(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | 
 
 
 def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
-    """What a plan wants of the BMC, in Redfish's words."""
+    """Return the override that a plan wants."""
     if plan is None or plan.override is None:
         return None
     override = plan.override
@@ -214,8 +186,8 @@ def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
         reason=override.reason,
         plan_digest=plan.digest,
         override=Override(
-            enabled=Enabled(override.enabled.value),
-            target=BootTarget(override.target.value),
+            enabled=override.enabled,
+            target=override.target,
             mode="UEFI" if plan.firmware is Firmware.UEFI else "Legacy",
             http_boot_uri=override.http_boot_uri,
             medium=medium,
@@ -229,7 +201,15 @@ def wanted_by(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
     )
 
 
-def _ask(
+class DesiredState(NamedTuple):
+    """What is to become of one machine's own BMC."""
+
+    task: BmcTask | None = None  # None: nothing is wanted there, and nothing stands there
+    power: PowerPlan | None = None
+    is_new: bool = False  # whether something new is to be set there, were it allowed
+
+
+def desired_state(
     uuid: SystemUuid,
     commit: Commit,
     servers: Mapping[str, ServerState],
@@ -237,48 +217,55 @@ def _ask(
     keys: TokenKeys,
     *,
     may_set: bool,
-) -> tuple[Ask | None, bool]:
-    """What is to become of a machine's own BMC, and whether something new is to be set there, were it allowed.
-
-    None: nothing is wanted there, and nothing stands there.
-    """
+) -> DesiredState:
+    """Return what is to become of a machine's own BMC; without ``may_set``, nothing new is set there."""
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
-        return None, False
-    wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
-    switches = knowledge.switches_of(uuid)
-    power = _power_wanted(state, knowledge.switches.get(uuid, {}))
-    own = next((each for each in records if _is_for(each, wanted)), None)
-    is_new = (wanted is not None and wanted.is_new(own)) or (power is not None and power.is_new(switches))
+        return DesiredState()
+    wanted, records, switches = wanted_by(state.plan, keys), knowledge.overrides_of(uuid), knowledge.switches_of(uuid)
+    power = power_wanted(
+        state.decision,
+        state.plan,
+        state.record,
+        knowledge.switches.get(uuid, {}),
+        stop=state.stop,
+        about=state.about,
+    )
+    is_new = power is not None and power.is_new(switches)
     if wanted is not None:
-        wanted = replace(wanted, ends=_end_of(wanted, state))
-    if wanted is not None and _is_first(state, knowledge):
-        wanted = replace(wanted, is_first=True)
-    if wanted is not None and _waits_for_off(state):
-        wanted = replace(wanted, only_off=True)
-    if not may_set:
-        is_begun = own is not None and not own.state.is_free
-        wanted = replace(wanted, may_set=False) if wanted is not None and is_begun else None
-        power = power.seen_off(switches) if power is not None else None
-    stands = any(each.stays_behind for each in records)
+        own = next((each for each in records if each.reason == wanted.reason), None)
+        is_new = is_new or wanted.is_new(own)
+        # A person has said, of all servers at once, that none is installed, and nothing else is known of this one.
+        is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
+        wanted = replace(
+            wanted,
+            ends=_end_of(wanted, state),
+            is_first=is_bare and knowledge.facts.initialised == Beginning.FRESH,
+            only_off=_waits_for_off(state),
+            may_set=may_set,
+        )
+        if not may_set and (own is None or own.state.is_free):
+            wanted = None
+    if not may_set and power is not None:
+        power = power.without_asking(switches)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = state.plan is not None and state.plan.cause is Cause.RUNS  # it is to be seen off
-    if wanted is None and power is None and not stands and not awaits and not runs:
-        return None, is_new
-    ask = Ask(
-        name=machine.name,
+    stands = any(each.stays_behind for each in records)
+    if wanted is None and power is None and not (stands or awaits or runs):
+        return DesiredState(is_new=is_new)
+    task = BmcTask(
+        server=machine.name,
         uuid=uuid,
         bmc=machine.bmc,
         wanted=wanted,
         records=records,
         site=commit.sites.get(machine.name),
         serial=machine.serial,
-        judged_by_marks=awaits,
+        with_clock=awaits,
         keeps=tuple(filter(None, media_of(state.plan, keys))),
-        power=power,
         switches=switches,
     )
-    return ask, is_new
+    return DesiredState(task, power, is_new)
 
 
 def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
@@ -292,26 +279,16 @@ def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
     return None
 
 
-def _is_first(state: ServerState, knowledge: Knowledge) -> bool:
-    """Whether nothing but a person's word, of all servers at once, says that a machine was never installed."""
-    record = state.record
-    is_bare = record is not None and record == Record(offered=record.offered)
-    return is_bare and knowledge.facts.initialised == Beginning.FRESH
-
-
-def _power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:
-    return power_wanted(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
-
-
 def _waits_for_off(state: ServerState) -> bool:
-    """Whether a machine's boot is only to be set while it is off: its policy says so, and nothing was attempted yet."""
+    """Return whether gitboot sets a boot only while the machine is off, as a policy wants for a first attempt."""
     plan, policy, record = state.plan, state.decision.policy, state.record
     if plan is None or policy is None or record is None or policy.wait_for is not PolicyWait.POWER_OFF:
         return False
     return plan.phase is Phase.NETWORK and last_attempt(record, provision_reason(policy, record)) is None
 
 
-def _left_behind(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> Ask | None:
+def leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
+    """Return the task that withdraws what stands at a BMC that no document names any more for its machine."""
     records = knowledge.overrides_of(uuid)
     standing = [each for each in records if each.stays_behind]
     if not standing:
@@ -321,12 +298,8 @@ def _left_behind(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> Ask 
     bmc = was or (last.bmc if last is not None else None)
     if bmc is None or (machine is not None and machine.bmc is not None and machine.bmc.place == bmc.place):
         return None
-    name = last.name if last is not None else uuid
-    return Ask(name=name, uuid=uuid, bmc=bmc, wanted=None, records=records, site=None)
-
-
-def _is_for(record: OverrideRecord, wanted: Wanted | None) -> bool:
-    return wanted is not None and record.reason == wanted.reason
+    server = last.name if last is not None else uuid
+    return BmcTask(server=server, uuid=uuid, bmc=bmc, wanted=None, records=records)
 
 
 _logger = logging.getLogger(__name__)

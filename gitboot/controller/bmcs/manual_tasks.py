@@ -8,46 +8,39 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
-from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
+from gitboot.bmc.identity import Sharing, known_at
+from gitboot.bmc.override_session import BmcTask, look, would_send
 from gitboot.bmc.override_state import (
     AskOperator,
     Confirm,
     Eject,
-    Enabled,
     Insert,
     Leave,
     Observed,
     Override,
-    OverrideRecord,
     Set,
     State,
     Step,
     Wait,
-    Wanted,
     Withdraw,
 )
 from gitboot.bmc.override_steps import left_to_dhcp, next_step, uri_to_keep
 from gitboot.bmc.power_steps import (
     AskForReset,
-    DoubtSwitch,
-    HoldSwitch,
     NotSwitched,
     PowerAction,
     PowerStep,
     Send,
-    SwitchRecord,
     SwitchStep,
     marks_that_move,
     next_power,
     next_switch,
 )
-from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections, Crew, Task
-from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by
-from gitboot.controller.bmcs.schedule import shared_values
+from gitboot.controller.bmcs.desired_state import PowerPlan, media_of, power_wanted, wanted_by
 from gitboot.controller.current_plans import about
 from gitboot.controller.learn.install_boots import offering
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -55,7 +48,6 @@ from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.controller.operator_requests import stop_of
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars import SystemUuid
@@ -63,18 +55,26 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import InstallStep, Record
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, OverrideEnabled
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
 from gitboot.status.conditions import remedy
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.bmc.step_runner import Driver
+    from gitboot.bmc.override_session import Driver
 
 
+Value = TypeVar("Value")
+Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
 Signed = Callable[[str, str], bool | None]
 _UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
+_FAILED: Final = {
+    BmcUnreachable: "unreachable",
+    BmcBusy: "busy",
+    BmcRejected: "refused",
+    UsageError: "no access",
+}
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
@@ -87,32 +87,20 @@ _DOUBTS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Subject:
+class Subject(BmcTask):
     """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
 
-    name: str
-    uuid: SystemUuid
-    bmc: BmcAccess
     decision: Decision | None  # None: no document describes it any more
     plan: BootPlan | None
     record: Record | None
-    wanted: Wanted | None
-    overrides: tuple[OverrideRecord, ...]
-    keeps: tuple[str, ...] = ()  # the media of a boot that was given
-    site: str | None = None
-    serial: str | None = None
-    pinned: Pinned | None = None
-    shared: frozenset[str] = frozenset()
-    known: bool = False  # whether the ledger lets its BMC have the credentials
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
-    power: PowerAsk | None = None  # what its plan wants of the machine's power
-    switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
+    power: PowerPlan | None = None  # what its plan wants of the machine's power
     mistrusted: str | None = None  # why nothing that is recorded counts, in a word
     unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
 
     @property
     def evidence(self) -> str:
-        """What is known of the boot that the plan is about, in a word or two."""
+        """The evidence for the planned boot, in a word or two."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.unseen else "unknown"
@@ -131,7 +119,7 @@ class Subject:
         plan = self.plan
         if plan is None or plan.phase is not Phase.NETWORK or plan.key is None:
             return False
-        return any(each.reason == plan.key and each.state is State.LOST for each in self.overrides)
+        return any(each.reason == plan.key and each.state is State.LOST for each in self.records)
 
     @property
     def doubt(self) -> tuple[str, str] | None:
@@ -148,9 +136,9 @@ class Inspection:
     """What was found."""
 
     subject: Subject
-    seen: Observed | None  # None: it could not be read
-    step: Step | None
-    failure: BmcUnreachable | BmcBusy | BmcRejected | UsageError | None
+    seen: Observed | None = None  # None: it could not be read
+    step: Step | None = None
+    failure: Failure | None = None
     unsigned: tuple[str, ...] = ()  # the URLs of what its firmware would start, and has no signature
     switch: SwitchStep | None = None  # what would be done to its power, were it its turn; None: nothing is wanted
 
@@ -163,7 +151,7 @@ class Inspection:
 
     @property
     def needs_a_person(self) -> bool:
-        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, DoubtSwitch)
+        asks = isinstance(self.step, AskOperator) or isinstance(self.switch, AskOperator)
         return asks or self.subject.doubt is not None
 
     @property
@@ -172,37 +160,28 @@ class Inspection:
 
     @property
     def reset_to_come(self) -> str | None:
-        """What will be done to its power, when and why, or what holds that up; None: nothing is to come."""
+        """The reset that will follow, when and why, or what it waits for; None: no reset will follow."""
         power = self.subject.power
         match self.switch:
             case AskForReset(record=record) if power is not None:
-                return f"{record.type} for {record.reason}, {power.turn}{self._with_uri}"
-            case HoldSwitch(why=why) if power is not None:
+                uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
+                before = f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
+                return f"{record.type} for {record.reason}, {power.turn}{before}"
+            case Wait(why=why) if power is not None:
                 return f"{power.switching.manner} for {power.switching.reason} waits: {why}"
-            case DoubtSwitch(condition=condition, message=message):
+            case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
 
     @property
-    def _with_uri(self) -> str:
-        """What firmware is told before a reset."""
-        uri = uri_to_keep(self.subject.wanted, self.seen) if self.seen is not None else None
-        return f"; before it firmware is told to keep {uri} for its HTTP boots" if uri is not None else ""
-
-    @property
-    def patch(self) -> str | None:
-        """What would be sent to the BMC: a path and a body."""
-        return would_send(self.step, self.seen) if self.seen is not None else None
-
-    @property
-    def method(self) -> tuple[str, ...]:
-        """By which method it would be sent; IPMI has none."""
-        return method_of(self.step, self.seen) if self.seen is not None else ()
+    def request(self) -> tuple[str, ...]:
+        """What would be sent to the BMC: the method, and a path and a body; by IPMI the command alone."""
+        return would_send(self.step, self.seen) if self.seen is not None else ()
 
     def facts(self) -> dict[str, Any]:
         subject, record = self.subject, self.subject.record
         return {
-            "server": subject.name,
+            "server": subject.server,
             "uuid": subject.uuid,
             "bmc": subject.bmc.address,
             "credentials": subject.bmc.credentials,
@@ -213,7 +192,7 @@ class Inspection:
             "seen": _seen(self.seen) if self.seen else None,
             "recorded": [
                 _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
-                for each in subject.overrides
+                for each in subject.records
             ],
             "evidence": record.evidence if record else None,
             "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
@@ -221,7 +200,7 @@ class Inspection:
             "why": self.why,
             "hint": self.hint,
             "needsAPerson": self.needs_a_person,
-            "patch": self.patch,
+            "patch": self.request[-1] if self.request else None,
             "power": self.reset_to_come,
             "warnings": list(self.warnings),
         }
@@ -247,22 +226,18 @@ class Inspection:
                 became = _SET_BY_ANOTHER if record.state is State.SET_BY_ANOTHER else f"is {record.state.lower()}"
                 return f"{record.reason} {became}"
             case Set(record=record):
-                return f"wanted for {record.reason}{self._otherwise}"
+                wanted, seen = self.subject.wanted, self.seen
+                by = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
+                otherwise = f"; the BMC {by}, so DHCP names the loader" if by is not None else ""
+                return f"wanted for {record.reason}{otherwise}"
             case Leave() if self.reset_to_come is not None:
                 return self.reset_to_come
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
 
     @property
-    def _otherwise(self) -> str:
-        """How the BMC makes a boot that was wanted by its URI."""
-        wanted, seen = self.subject.wanted, self.seen
-        why = left_to_dhcp(wanted.override, seen) if wanted is not None and seen is not None else None
-        return f"; the BMC {why}, so DHCP names the loader" if why is not None else ""
-
-    @property
     def hint(self) -> str | None:
         """The line that a person may copy, once they have looked at it; STATE: the state directory."""
-        name, doubt = self.subject.name, self.subject.doubt
+        name, doubt = self.subject.server, self.subject.doubt
         match self.failure:
             case BmcUnreachable() | BmcBusy():
                 # The service root needs no password: DSP0266, "Authentication requirements".
@@ -273,37 +248,30 @@ class Inspection:
                 return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
-        if isinstance(self.step, AskOperator):
-            return remedy(f"Bmc/{name}", self.step.condition)
-        if isinstance(self.switch, DoubtSwitch):
-            return remedy(f"Bmc/{name}", self.switch.condition)
+        for step in (self.step, self.switch):
+            if isinstance(step, AskOperator):
+                return remedy(f"Bmc/{name}", step.condition)
         if doubt is not None:
             return remedy(*doubt, {"SERVERS": name})
-        if self.step == Wait(why=_UNNAMED) or self.switch == HoldSwitch(why=_UNNAMED):
+        if Wait(why=_UNNAMED) in (self.step, self.switch):
             return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
         return None
 
     @property
     def next(self) -> str:
-        """What comes next, in a word: a step, or why there is none."""
-        match self.failure:
-            case BmcUnreachable():
-                return "unreachable"
-            case BmcBusy():
-                return "busy"
-            case BmcRejected():
-                return "refused"
-            case UsageError():
-                return "no access"
+        """The next step, in a word, or why there is none."""
+        if self.failure is not None:
+            return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
             return "Power"
         return type(self.step).__name__
 
 
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
-    """All machines with a BMC, by name; then those that have left an override behind."""
+    """Yield all machines with a BMC, by name; then those that have left an override behind."""
     commit = offering(commit, knowledge.facts.withheld)
-    values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
+    shared = Sharing().after(knowledge.pins, knowledge.machines).values
+    stop = stop_of(knowledge, commit, knowledge.facts.orders)
     mistrusted = doubt_of(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
@@ -311,7 +279,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             continue
         planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
         yield Subject(
-            name=decision.server,
+            server=decision.server,
             uuid=decision.uuid,
             bmc=machine.bmc,
             decision=decision,
@@ -319,11 +287,11 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             record=record,
             wanted=wanted_by(planned, keys),
             keeps=tuple(filter(None, media_of(planned, keys))),
-            overrides=knowledge.overrides_of(decision.uuid),
+            records=knowledge.overrides_of(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
-            shared=values,
+            shared=shared,
             known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
             power=power_wanted(
@@ -345,14 +313,14 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             continue
         name = knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid)
         yield Subject(
-            name=name,
+            server=name,
             uuid=uuid,
             bmc=bmc,
             decision=None,
             plan=None,
             record=None,
             wanted=None,
-            overrides=overrides,
+            records=overrides,
             pinned=knowledge.pins.get(uuid),
             known=pair_of(bmc) in knowledge.known_pairs,
         )
@@ -372,35 +340,53 @@ def inspect(
     ``read`` is called with how many more have been read; ``signed`` tells whether a file that is served below a base
     URL has a signature.
     """
-    found: list[Inspection] = []
-    with closing(Crew[SystemUuid, Inspection]()) as crew:
-        crew.add(Task(each.uuid, each.site, partial(_inspect, each, connections, at, signed)) for each in chosen)
+
+    def failed(subject: Subject, error: Failure) -> Inspection:
+        return Inspection(subject=subject, failure=error)
+
+    found = _at_each_bmc(chosen, connections, partial(_read, at=at, signed=signed), failed, read)
+    return sorted(
+        found, key=lambda one: (not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.server)
+    )
+
+
+def _at_each_bmc(
+    chosen: Iterable[Subject],
+    connections: Connections,
+    work: Callable[[Subject, Driver], Value],
+    failed: Callable[[Subject, Failure], Value],
+    done: Callable[[int], None],
+) -> list[Value]:
+    """Do some work at each BMC, many at a time; ``done`` is called with how many more are done.
+
+    ``failed`` makes a value of an error in place of ``work``.
+    """
+
+    def do(subject: Subject) -> tuple[Value, Sign]:
+        try:
+            bmc = connections.to(subject.uuid, subject.server, subject.bmc, known=subject.known, pinned=subject.pinned)
+        except UsageError as error:
+            return failed(subject, error), NO_SIGN
+        with bmc.reach.watched() as sign:
+            try:
+                value = work(subject, bmc)
+            except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
+                value = failed(subject, error)
+            return value, sign()
+
+    found: list[Value] = []
+    with closing(Crew[SystemUuid, Value]()) as crew:
+        crew.add(Task(each.uuid, each.site, partial(do, each)) for each in chosen)
         while ended := crew.next_ended():
             found += ended.values()
-            read(len(ended))
-    return sorted(found, key=_urgency)
-
-
-def _urgency(one: Inspection) -> tuple[bool, bool, bool, str]:
-    return not one.needs_a_person, one.seen is not None, one.is_settled, one.subject.name
-
-
-def _inspect(subject: Subject, connections: Connections, at: datetime, signed: Signed) -> tuple[Inspection, Sign]:
-    pinned = known_at(subject.pinned, subject.bmc.place)
-    certificate = pinned.certificate if pinned is not None else None
-    try:
-        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
-    except UsageError as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error), NO_SIGN
-    with bmc.reach.watched() as sign:
-        found = _found(subject, bmc, pinned, at)
-        return replace(found, unsigned=tuple(_unsigned(subject, signed))), sign()
+            done(len(ended))
+    return found
 
 
 def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
-    """The programs that its plan has firmware start, directly or by a loader, without a signature.
+    """Yield the programs that its plan has firmware start, directly or by a loader, without a signature.
 
-    What lies in an ISO is not looked at.
+    The content of an ISO is not checked.
     """
     boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
     if boot is None or decision is None:
@@ -411,19 +397,16 @@ def _unsigned(subject: Subject, signed: Signed) -> Iterator[str]:
             yield file.url
 
 
-def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -> Inspection:
-    try:
-        seen = look(bmc, subject.wanted, subject.overrides, lambda: at)
-        if bmc.firmware is not None:
-            seen = bmc.firmware.with_secure_boot(seen)
-    except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error)
-    described = Described.by(subject.uuid, subject.serial, subject.bmc)
-    identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
+def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Inspection:
+    """Read a BMC, and decide what would be done at it: to its override now, to its power were it its turn."""
+    seen = look(bmc, subject.wanted, subject.records, lambda: at)
+    if bmc.firmware is not None:
+        seen = bmc.firmware.with_secure_boot(seen)
+    identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
     step = next_step(
         wanted=subject.wanted,
         observed=seen,
-        records=subject.overrides,
+        records=subject.records,
         at=at,
         identified=identified,
         keeps=subject.keeps,
@@ -432,36 +415,33 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
     is_new = is_new or (isinstance(step, Confirm) and step.record.state is State.SET_BY_ANOTHER)
     if subject.unnamed is not None and is_new:
         step = Wait(why=_UNNAMED)
-    try:
-        switch = _switch(subject, bmc, seen, identified, at)
-    except (BmcUnreachable, BmcBusy, BmcRejected) as error:
-        return Inspection(subject=subject, seen=None, step=None, failure=error)
-    return Inspection(subject=subject, seen=seen, step=step, failure=None, switch=switch)
-
-
-def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identified, at: datetime) -> SwitchStep | None:
-    """What would be done to its power, were it its turn."""
-    wanted = subject.power.asked(subject.switches, now=True) if subject.power is not None else None
-    if wanted is None:
-        return None
-    step = next_switch(
-        wanted=wanted,
-        record=next((each for each in subject.switches if each.reason == wanted.reason), None),
-        observed=bmc.with_reset_types(seen),
-        overrides=subject.overrides,
-        at=at,
-        identified=identified,
-        moving=marks_that_move(seen, subject.overrides, subject.switches),
-    )
-    is_withheld = isinstance(step, AskForReset) and subject.unnamed is not None
-    return HoldSwitch(why=_UNNAMED) if is_withheld else step
+    wanted = subject.power.switching_for(subject.switches, now=True) if subject.power is not None else None
+    switch: SwitchStep | None = None
+    if wanted is not None:
+        switch = next_switch(
+            wanted=wanted,
+            record=next((each for each in subject.switches if each.reason == wanted.reason), None),
+            observed=bmc.with_reset_types(seen),
+            overrides=subject.records,
+            at=at,
+            identified=identified,
+            moving=marks_that_move(seen, subject.records, subject.switches),
+        )
+        if isinstance(switch, AskForReset) and subject.unnamed is not None:
+            switch = Wait(why=_UNNAMED)
+    unsigned = tuple(_unsigned(subject, signed))
+    return Inspection(subject=subject, seen=seen, step=step, switch=switch, unsigned=unsigned)
 
 
 def shown(override: Override | None) -> str:
-    """An override in two words; what is disabled has no target that matters."""
+    """Return an override in two words; a disabled override has no target that matters."""
     if override is None:
         return "-"
-    return str(override.enabled) if override.enabled is Enabled.DISABLED else f"{override.enabled} {override.target}"
+    return (
+        str(override.enabled)
+        if override.enabled is OverrideEnabled.DISABLED
+        else f"{override.enabled} {override.target}"
+    )
 
 
 def _seen(observed: Observed) -> dict[str, Any]:
@@ -512,7 +492,7 @@ class Powered:
     def facts(self) -> dict[str, Any]:
         plan = self.subject.plan
         return {
-            "server": self.subject.name,
+            "server": self.subject.server,
             "uuid": self.subject.uuid,
             "bmc": self.subject.bmc.address,
             "power": self.seen.power if self.seen is not None else None,
@@ -533,49 +513,30 @@ def switch(
     send: bool,
     each: Callable[[int], None] = lambda _: None,
 ) -> list[Powered]:
-    """Read each BMC, and where ``send`` says so, ask it for what `next_power` finds: once, whatever comes of it.
+    """Read each BMC; with ``send``, request the reset that `next_power` decides on, once.
 
-    By name. ``each`` is called with how many more are done.
+    The results are in the order of names. ``each`` is called with how many more are done.
     """
-    found: list[Powered] = []
-    work = partial(_switched, action=action, connections=connections, force=force, send=send)
-    with closing(Crew[SystemUuid, Powered]()) as crew:
-        crew.add(Task(subject.uuid, subject.site, partial(work, subject)) for subject in chosen)
-        while ended := crew.next_ended():
-            found += ended.values()
-            each(len(ended))
-    return sorted(found, key=lambda one: one.subject.name)
 
-
-def _switched(
-    subject: Subject, *, action: PowerAction, connections: Connections, force: bool, send: bool
-) -> tuple[Powered, Sign]:
-    pinned = known_at(subject.pinned, subject.bmc.place)
-    certificate = pinned.certificate if pinned is not None else None
-    try:
-        bmc = connections.to(subject.uuid, subject.name, subject.bmc, known=subject.known, certificate=certificate)
-    except UsageError as error:
-        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error))), NO_SIGN
-    if bmc.login is not None:
-        bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
-    seen: Observed | None = None
-    step: PowerStep
-    with bmc.reach.watched() as sign:
-        try:
-            seen = bmc.with_reset_types(bmc.observe())
-            described = Described.by(subject.uuid, subject.serial, subject.bmc)
-            identified = identify(described, seen.shown, pinned=pinned, shared=subject.shared)
-            step = next_power(action, seen, identified, force=force)
-        except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-            step = NotSwitched(why=str(error))
-        if not send or not isinstance(step, Send) or seen is None:
-            return Powered(subject=subject, seen=seen, step=step), sign()
-        sent: bool | None = True
+    def work(subject: Subject, bmc: Driver) -> Powered:
+        if bmc.login is not None:
+            bmc.login.keeps = False  # it is asked twice at the most: no session is worth its while
+        seen = bmc.with_reset_types(bmc.observe())
+        identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
+        step = next_power(action, seen, identified, force=force)
+        powered = Powered(subject=subject, seen=seen, step=step)
+        if not send or not isinstance(step, Send):
+            return powered
         try:
             bmc.reset(step.type, seen)
         except (BmcBusy, BmcRejected) as error:
-            sent, step = False, NotSwitched(why=str(error))
+            return replace(powered, step=NotSwitched(why=str(error)))
         except BmcUnreachable as error:
             why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
-            sent, step = None, NotSwitched(why=why)
-        return Powered(subject=subject, seen=seen, step=step, sent=sent), sign()
+            return replace(powered, step=NotSwitched(why=why), sent=None)
+        return replace(powered, sent=True)
+
+    def failed(subject: Subject, error: Failure) -> Powered:
+        return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error)))
+
+    return sorted(_at_each_bmc(chosen, connections, work, failed, each), key=lambda one: one.subject.server)

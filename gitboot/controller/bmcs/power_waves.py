@@ -7,59 +7,54 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from gitboot.bmc.override_session import BmcTask, Outcome
 from gitboot.bmc.override_state import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
-from gitboot.bmc.step_runner import Outcome
-from gitboot.controller.bmcs.desired_state import Ask, PowerAsk
-from gitboot.controller.bmcs.schedule import Appointment, Schedule
+from gitboot.controller.bmcs.desired_state import PowerPlan
+from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 
 
 def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
-    """With whose turn it is; nobody's of a maintenance in which one has not come back within ``patience``."""
-    if not schedule.switching:
+    """Return the schedule with the machines whose turn it is.
+
+    A maintenance stops if one of its machines has not come back within ``patience``.
+    """
+    if not schedule.power:
         return replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
     going, members, uuids = set(), [], {}
-    for uuid in sorted(schedule.switching):
-        ask, seen = schedule.asks[uuid], schedule.appointments.get(uuid)
-        assert ask.power is not None  # noqa: S101 - that is who is switching
-        record = knowledge.switches.get(uuid, {}).get(ask.power.switching.reason)
-        if (maintenance := ask.power.maintenance) is None:
-            going |= {uuid} if _is_ready(ask, ask.power, seen, record, at) else set()
-        else:
-            members.append(_member(ask, ask.power, maintenance, seen, record, at, patience))
-            uuids[ask.name] = uuid
+    for uuid, power in sorted(schedule.power.items()):
+        task, seen = schedule.tasks[uuid], schedule.bmcs.get(uuid)
+        record = knowledge.switches.get(uuid, {}).get(power.switching.reason)
+        is_ready = _is_ready(task, power, seen, record, at)
+        if power.maintenance is None:
+            going |= {uuid} if is_ready else set()
+            continue
+        since = [each.since for each in task.switches if each is not record and _counts_still(each, seen, at, patience)]
+        if record is not None and record.state.is_open and not _is_back(power, seen, record):
+            since.append(record.since)
+        is_unread = seen is None or seen.outcome is None or seen.granted
+        is_down = seen is not None and (seen.power == "Off" or seen.in_post) and power.switching.manner is not Manner.ON
+        uuids[task.server] = uuid
+        members.append(
+            Member(
+                name=task.server,
+                maintenance=power.maintenance,
+                group=power.group,
+                limit=power.limit,
+                ready=is_ready,
+                away_since=min(since, default=None),
+                down=is_unread or is_down,
+            )
+        )
     found = turns(members, at, patience)
     return replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
 
 
-def _member(
-    ask: Ask,
-    power: PowerAsk,
-    maintenance: str,
-    seen: Appointment | None,
-    record: SwitchRecord | None,
-    at: datetime,
-    patience: timedelta,
-) -> Member:
-    since = [each.since for each in ask.switches if each is not record and _counts_still(each, seen, at, patience)]
-    if record is not None and record.state.is_open and not _is_back(power, seen, record):
-        since.append(record.since)
-    is_unread = seen is None or seen.outcome is None or seen.granted
-    is_down = seen is not None and (seen.power == "Off" or seen.in_post) and power.switching.manner is not Manner.ON
-    return Member(
-        name=ask.name,
-        maintenance=maintenance,
-        group=power.group,
-        limit=power.limit,
-        ready=_is_ready(ask, power, seen, record, at),
-        away_since=min(since, default=None),
-        down=is_unread or is_down,
-    )
-
-
-def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment | None, record: SwitchRecord | None, at: datetime) -> bool:
-    """Whether a machine could be switched now, by what its BMC has shown last.
+def _is_ready(
+    task: BmcTask, power: PowerPlan, seen: BmcState | None, record: SwitchRecord | None, at: datetime
+) -> bool:
+    """Return whether a machine could be switched now, by what its BMC has shown last.
 
     Its override stands, and its power is what it has to be. One that was to be switched and was not is looked at again
     first.
@@ -73,20 +68,20 @@ def _is_ready(ask: Ask, power: PowerAsk, seen: Appointment | None, record: Switc
     if seen.power != ("Off" if power.switching.manner is Manner.ON else "On"):
         return False
     override = power.switching.override
-    return override is None or any(each.reason == override and each.state is State.CONFIRMED for each in ask.records)
+    return override is None or any(each.reason == override and each.state is State.CONFIRMED for each in task.records)
 
 
-def _counts_still(record: SwitchRecord, seen: Appointment | None, at: datetime, patience: timedelta) -> bool:
-    """Whether a machine that was switched for another reason may be down because of that: an earlier run, say.
+def _counts_still(record: SwitchRecord, seen: BmcState | None, at: datetime, patience: timedelta) -> bool:
+    """Return whether a machine that was switched for another reason may be down because of that: an earlier run, say.
 
-    Where its BMC does not show how far a boot has come, nothing will ever say that it is back.
+    If its BMC does not show the boot progress, gitboot cannot learn that the machine is back.
     """
     shows = seen is None or seen.outcome is None or seen.shows_progress
     return record.state.is_open and (shows or at - record.since < patience)
 
 
-def _is_back(power: PowerAsk, seen: Appointment | None, record: SwitchRecord) -> bool:
-    """Whether its run is known to be made, where its BMC does not show how far a boot has come."""
+def _is_back(power: PowerPlan, seen: BmcState | None, record: SwitchRecord) -> bool:
+    """Return whether the run of a machine was made, if its BMC does not show the boot progress."""
     if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
         return False
     return power.run_at is not None and power.run_at >= record.since
@@ -114,10 +109,9 @@ class WhoseTurn:
 
 
 def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
-    """Whose turn it is at ``at``: by name, as many of each group as it may spare.
+    """Return the members that may be switched at ``at``: by name, as many of each group as may be down.
 
-    Where a server that was switched has not come back within ``patience``, nobody of its maintenance follows, whatever
-    the group, until it has.
+    If a server was switched and has not come back within ``patience``, its maintenance stops in all groups until then.
     """
     groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
@@ -128,12 +122,8 @@ def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> Whose
     go: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
-            spare = _limit(group) - sum(each.down or each.away_since is not None for each in group)
+            limit = group[0].limit  # of a percentage, rounded down, at least one: with none, nothing would go on
+            most = max(int(limit[:-1]) * len(group) // 100, 1) if limit.endswith("%") else int(limit)
+            spare = most - sum(each.down or each.away_since is not None for each in group)
             go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
     return WhoseTurn(go=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
-
-
-def _limit(group: list[Member]) -> int:
-    """How many of a group may be down; of a percentage, rounded down, at least one: with none, nothing would go on."""
-    given = group[0].limit
-    return max(int(given[:-1]) * len(group) // 100, 1) if given.endswith("%") else int(given)

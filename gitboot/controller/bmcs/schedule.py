@@ -10,12 +10,12 @@ from typing import Final
 from zlib import crc32
 
 from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.identity import CannotTell, Sharing, shared
-from gitboot.bmc.override_state import Enabled, OperatorCondition, Override, State, Wanted
+from gitboot.bmc.identity import CannotTell, Sharing
+from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
+from gitboot.bmc.override_state import OperatorCondition, Override, State, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
-from gitboot.bmc.step_runner import Job, Outcome, Result
-from gitboot.controller.bmcs.desired_state import Ask, PowerAsk, _ask, _is_for, _left_behind
+from gitboot.controller.bmcs.desired_state import PowerPlan, desired_state, leftover_task
 from gitboot.controller.current_plans import Agenda
 from gitboot.controller.learn.evidence import wants_reading
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -24,7 +24,7 @@ from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.status.events import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
@@ -38,8 +38,8 @@ _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Appointment:
-    """When a BMC is asked again, and what came of it the last time."""
+class BmcState:
+    """When a BMC is due again, and what its last task found."""
 
     name: str  # of its server
     due: datetime
@@ -56,7 +56,7 @@ class Appointment:
     in_post: bool = False
     shows_progress: bool = False  # whether its BMC shows how far a boot has come
     left_to_dhcp: str | None = None  # why DHCP names the loader, where the plan names a URI: `left_to_dhcp`
-    granted: bool = False  # whether a job is under way that may switch it
+    granted: bool = False  # whether a task is under way that may switch it
     held: bool = False  # whether the last that might has not
     judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
     intents: frozenset[str] = frozenset()  # the intents whose outcome was unknown then
@@ -71,36 +71,36 @@ class Appointment:
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
-        """What is the matter, in a word."""
+        """Return the reason of the BMC's condition, in one word."""
         late = self.late_since is not None and at - self.late_since >= OVERDUE
         return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Which BMCs are asked, for what, and when again; each in its own time."""
+    """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
     most_failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
-    may_set: bool | None = None  # as the asks below were made; None: there are none yet
+    may_set: bool | None = None  # as the tasks below were made; None: there are none yet
     is_named: bool | None = None  # whether the Fleet names a ledger, as they were made
     unnamed: frozenset[SystemUuid] = frozenset()  # of whom nothing is wanted because it names none
-    asks: Mapping[SystemUuid, Ask] = field(default_factory=dict)
-    left_behind: frozenset[SystemUuid] = frozenset()  # of whose asks the BMC is none that their document names
-    switching: frozenset[SystemUuid] = frozenset()  # of whose power the plan wants something
+    tasks: Mapping[SystemUuid, BmcTask] = field(default_factory=dict)  # as plans want them, whenever they are due
+    left_behind: frozenset[SystemUuid] = frozenset()  # of whose tasks the BMC is none that their document names
+    power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # of which machines' power plans want what
     going: frozenset[SystemUuid] = frozenset()  # of them, those whose turn it is
     stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # maintenances, and who does not come back
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC something has to be withdrawn first
-    appointments: Mapping[SystemUuid, Appointment] = field(default_factory=dict)
+    bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
-    refused: frozenset[SystemUuid] = frozenset()  # whose last job still runs: asked again after it
+    refused: frozenset[SystemUuid] = frozenset()  # whose last task still runs: asked again after it
     failing: frozenset[SystemUuid] = frozenset()
     left_to_dhcp: frozenset[SystemUuid] = frozenset()  # whose BMC does not take the URI that the plan names
-    outcomes: Mapping[str, int] = field(default_factory=dict)  # how many ended their last job how
+    outcomes: Mapping[str, int] = field(default_factory=dict)  # how many ended their last task how
     failures: int = 0  # in a row, over all BMCs
     last_failure: str = ""
     resting_until: datetime | None = None
-    has_asked: bool = False  # whether any job has ended
+    has_asked: bool = False  # whether any task has ended
     sharing: Sharing = field(default_factory=Sharing)  # what the BMCs of several machines show
 
     @property
@@ -108,25 +108,26 @@ class Schedule:
         """When the next BMC is asked without anything else having happened."""
         return self.agenda.next
 
-    def with_appointments(self, changed: Mapping[SystemUuid, Appointment | None]) -> Schedule:
-        """With these appointments replaced, or dropped where there is none."""
+    def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
+        """Return the schedule with the states of these BMCs replaced, or dropped if there is none."""
         if not changed:
             return self
-        appointments, outcomes = dict(self.appointments), Counter(self.outcomes)
+        bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
         for uuid, each in changed.items():
-            if (before := appointments.pop(uuid, None)) is not None:
+            if (before := bmcs.pop(uuid, None)) is not None:
                 outcomes[str(before.outcome or "Pending")] -= 1
             if each is not None:
-                appointments[uuid] = each
+                bmcs[uuid] = each
                 outcomes[str(each.outcome or "Pending")] += 1
+        found = {uuid: each for uuid, each in changed.items() if each is not None}
+        failing = {uuid for uuid, each in found.items() if not each.is_fine}
+        left = {uuid for uuid, each in found.items() if each.left_to_dhcp is not None}
         return replace(
             self,
-            appointments=appointments,
+            bmcs=bmcs,
             agenda=self.agenda.moved({uuid: each.due if each is not None else None for uuid, each in changed.items()}),
-            failing=(self.failing - changed.keys())
-            | {uuid for uuid, each in changed.items() if each is not None and not each.is_fine},
-            left_to_dhcp=(self.left_to_dhcp - changed.keys())
-            | {uuid for uuid, each in changed.items() if each is not None and each.left_to_dhcp is not None},
+            failing=(self.failing - changed.keys()) | failing,
+            left_to_dhcp=(self.left_to_dhcp - changed.keys()) | left,
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
 
@@ -145,7 +146,7 @@ def arranged(
     keys: TokenKeys,
     late: Collection[str | None] = frozenset(),
 ) -> tuple[Schedule, frozenset[SystemUuid]]:
-    """Who is to be asked for what now, and of whom that may be another than before.
+    """Return the schedule with the tasks that plans want, and the machines whose task may have changed.
 
     ``changed`` are the machines of which anything is different.
 
@@ -156,49 +157,45 @@ def arranged(
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_named):
-        uuids = {*schedule.asks, *commit.machines, *knowledge.overrides}
+        uuids = {*schedule.tasks, *commit.machines, *knowledge.overrides}
     if not uuids:
         return schedule, frozenset()
-    asks = {**schedule.asks}
+    tasks = {**schedule.tasks}
     for uuid in uuids:
-        asks.pop(uuid, None)
-    left = {uuid: ask for uuid in uuids if (ask := _left_behind(uuid, commit, knowledge)) is not None}
-    asks |= left
+        tasks.pop(uuid, None)
+    left = {uuid: task for uuid in uuids if (task := leftover_task(uuid, commit, knowledge)) is not None}
+    tasks |= left
     left_behind = (schedule.left_behind - uuids) | left.keys()
-    taken = {asks[uuid].bmc.place for uuid in left_behind}
+    taken = {tasks[uuid].bmc.place for uuid in left_behind}
     if left:  # whoever is asked at a BMC that is to be cleared first
-        uuids |= {uuid for uuid, ask in asks.items() if uuid not in left_behind and ask.bmc.place in taken}
+        uuids |= {uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.place in taken}
     blocked, unnamed = set(), set()
+    power = {uuid: each for uuid, each in schedule.power.items() if uuid not in uuids}
     for uuid in uuids - left_behind:
-        asks.pop(uuid, None)
-        waits = _finds_files_under(uuid, commit, servers) in late if late else False
-        ask, is_new = _ask(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
-        if is_new and not is_named:
+        tasks.pop(uuid, None)
+        machine = commit.machines.get(uuid)
+        state = servers.get(machine.name) if machine is not None else None
+        waits = (state.decision.base_url if state is not None else None) in late
+        desired = desired_state(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
+        if desired.is_new and not is_named:
             unnamed.add(uuid)
-        if ask is not None and ask.bmc.place in taken:
+        if waits or (desired.task is not None and desired.task.bmc.place in taken):
             blocked.add(uuid)
-        elif ask is not None:
-            asks[uuid] = ask
-        if waits:
-            blocked.add(uuid)
-    switching = {uuid for uuid in uuids if uuid in asks and asks[uuid].power is not None}
+        if desired.task is not None and desired.task.bmc.place not in taken:
+            tasks[uuid] = desired.task
+            if desired.power is not None:
+                power[uuid] = desired.power
     schedule = replace(
         schedule,
         may_set=may_set,
         is_named=is_named,
         unnamed=(schedule.unnamed - uuids) | unnamed,
-        asks=asks,
+        tasks=tasks,
         left_behind=frozenset(left_behind),
         blocked=frozenset(blocked),
-        switching=(schedule.switching - uuids) | switching,
+        power=power,
     )
-    return schedule.with_appointments({uuid: None for uuid in uuids if uuid not in asks}), frozenset(uuids)
-
-
-def _finds_files_under(uuid: SystemUuid, commit: Commit, servers: Mapping[str, ServerState]) -> str | None:
-    machine = commit.machines.get(uuid)
-    state = servers.get(machine.name) if machine is not None else None
-    return state.decision.base_url if state is not None else None
+    return schedule.with_bmcs({uuid: None for uuid in uuids if uuid not in tasks}), frozenset(uuids)
 
 
 # Who is asked now
@@ -206,114 +203,117 @@ def _finds_files_under(uuid: SystemUuid, commit: Commit, servers: Mapping[str, S
 
 def jobs(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
-) -> tuple[tuple[Job, ...], Schedule]:
-    """A job for every BMC that is due, or of which something else is wanted than before."""
-    schedule = _compared(schedule, knowledge, at)
+) -> tuple[tuple[BmcTask, ...], Schedule]:
+    """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
+    sharing = schedule.sharing.after(knowledge.pins, knowledge.machines)
+    if sharing is not schedule.sharing:
+        is_same, schedule = sharing.values == schedule.sharing.values, replace(schedule, sharing=sharing)
+        if not is_same:  # whoever was held because of what several BMCs show is asked now
+            schedule = hurried(schedule, schedule.failing, at)
     candidates = {*changed, *schedule.refused, *schedule.going, *schedule.agenda.due(at)}
-    asks = [schedule.asks[uuid] for uuid in candidates if uuid in schedule.asks]
     due = []
-    for ask in sorted(asks, key=lambda ask: (ask.uuid not in schedule.left_behind, ask.name, ask.uuid)):
-        before = schedule.appointments.get(ask.uuid)
-        if before is None or at >= before.due or (before.wanted, before.bmc) != (ask.wanted, ask.bmc):
-            due.append(ask)
-        elif any(each.id not in before.judges for each in knowledge.pending.get(ask.uuid, ())):
-            due.append(ask)  # something was fetched since it was asked last
-        elif _has_new_intent(ask.uuid, knowledge, before):
-            due.append(ask)  # something was perhaps served since then
-        elif ask.uuid in schedule.going and not before.granted:
-            due.append(ask)  # its turn has come
-    schedule = schedule.with_appointments(
-        {ask.uuid: Appointment(name=ask.name, due=at) for ask in due if ask.uuid not in schedule.appointments}
+    for uuid in candidates & schedule.tasks.keys():
+        task, before = schedule.tasks[uuid], schedule.bmcs.get(uuid)
+        if (
+            before is None
+            or at >= before.due
+            or (before.wanted, before.bmc) != (task.wanted, task.bmc)
+            or _is_asked_anew(uuid, schedule, knowledge, before)
+        ):
+            due.append(task)
+    due.sort(key=lambda task: (task.uuid not in schedule.left_behind, task.server, task.uuid))
+    schedule = schedule.with_bmcs(
+        {task.uuid: BmcState(name=task.server, due=at) for task in due if task.uuid not in schedule.bmcs}
     )
-    made = [_job(ask, knowledge, schedule) for ask in due]
-    return _admitted(replace(schedule, refused=frozenset()), made, at)
+    return _admit(replace(schedule, refused=frozenset()), [_update_task(each, knowledge, schedule) for each in due], at)
 
 
-def _compared(schedule: Schedule, knowledge: Knowledge, at: datetime) -> Schedule:
-    """With what the BMCs of several machines show; whoever was held because of that is asked now."""
-    found = schedule.sharing.after(knowledge.pins, knowledge.machines)
-    if found is schedule.sharing:
-        return schedule
-    now = replace(schedule, sharing=found)
-    return hurried(now, schedule.failing, at) if found.values != schedule.sharing.values else now
+def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
+    """Return whether a fetch or a served boot came since a BMC's last task, or its machine's turn has come."""
+    is_fetched = any(each.id not in before.judges for each in knowledge.pending.get(uuid, ()))
+    has_turn = uuid in schedule.going and not before.granted
+    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
 
 
-def shared_values(knowledge: Knowledge) -> frozenset[str]:
-    """What the BMCs of several machines show, and no document says: it tells no machine from another."""
-    return shared(knowledge.pins.values(), {uuid: machine.serial for uuid, machine in knowledge.machines.items()})
+def _update_task(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
+    """Return a task with what is known at this moment."""
+    uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
+    has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
+    return replace(
+        task,
+        only_read=wants_reading(knowledge.pending.get(uuid, ())) or has_new_intent,
+        pinned=knowledge.pins.get(uuid),
+        known=pair_of(task.bmc) in knowledge.known_pairs,
+        shared=schedule.sharing.values,
+        switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
+    )
 
 
-def _admitted(schedule: Schedule, made: list[Job], at: datetime) -> tuple[tuple[Job, ...], Schedule]:
-    """All of them; but after too many failures in a row only what is not set anew, and one to find out."""
+def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
+    """Return all tasks; after too many failures in a row only those that set nothing anew, and one to find out."""
     if schedule.failures < schedule.most_failures:
         return tuple(made), schedule
     until = schedule.resting_until
     probing = until is None or at >= until
     admitted, put_off = [], {}
-    for job in made:
-        job = replace(job, switching=replace(job.switching, now=False)) if job.switching is not None else job
-        if job.only_read or any(each.stays_behind for each in job.records):
-            admitted.append(job)
+    for task in made:
+        task = replace(task, switching=replace(task.switching, now=False)) if task.switching is not None else task
+        if task.only_read or any(each.stays_behind for each in task.records):
+            admitted.append(task)
         elif probing:
             probing, until = False, at + _REST
-            admitted.append(job)
+            admitted.append(task)
         else:
-            before = schedule.appointments[job.uuid]
-            put_off[job.uuid] = replace(before, due=max(before.due, until or at))
-    return tuple(admitted), replace(schedule.with_appointments(put_off), resting_until=until)
+            before = schedule.bmcs[task.uuid]
+            put_off[task.uuid] = replace(before, due=max(before.due, until or at))
+    return tuple(admitted), replace(schedule.with_bmcs(put_off), resting_until=until)
 
 
 def submitted(
-    schedule: Schedule, made: Iterable[Job], taken: Collection[SystemUuid], knowledge: Knowledge, at: datetime
+    schedule: Schedule, made: Iterable[BmcTask], taken: Collection[SystemUuid], knowledge: Knowledge, at: datetime
 ) -> Schedule:
-    """After jobs were submitted, of which the machines in ``taken`` were taken."""
+    """Return the schedule after tasks were submitted. The pool took the tasks of the machines in ``taken``."""
     changed, refused = {}, set()
-    for job in made:
-        before = schedule.appointments[job.uuid]
-        if job.uuid not in taken:
-            refused.add(job.uuid)
-            changed[job.uuid] = replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
+    for task in made:
+        before = schedule.bmcs[task.uuid]
+        if task.uuid not in taken:
+            refused.add(task.uuid)
+            changed[task.uuid] = replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
             continue
-        changed[job.uuid] = replace(
+        changed[task.uuid] = replace(
             before,
-            name=job.server,
-            late_since=before.late_since if before.wanted == job.wanted else None,
-            wanted=job.wanted,
-            bmc=job.bmc,
-            due=at + (ONCE_READ_EVERY if _is_urgent(job, schedule.asks[job.uuid].power) else READ_EVERY),
-            granted=job.switching is not None and job.switching.now,
-            judges=frozenset(each.id for each in knowledge.pending.get(job.uuid, ())),
-            intents=_open_intents(knowledge.recorded(job.uuid)),
+            name=task.server,
+            late_since=before.late_since if before.wanted == task.wanted else None,
+            wanted=task.wanted,
+            bmc=task.bmc,
+            due=at + (ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(task.uuid)) else READ_EVERY),
+            granted=task.switching is not None and task.switching.now,
+            judges=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
+            intents=_open_intents(task.uuid, knowledge),
         )
-    return replace(schedule.with_appointments(changed), refused=schedule.refused | refused)
+    return replace(schedule.with_bmcs(changed), refused=schedule.refused | refused)
 
 
-def _open_intents(record: Record | None) -> frozenset[str]:
+def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
+    """The intents to serve a machine whose outcome is unknown: what may have come of a new one, its BMC is read for."""
+    record = knowledge.recorded(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
-def _has_new_intent(uuid: SystemUuid, knowledge: Knowledge, before: Appointment | None) -> bool:
-    """Whether a BMC is to be read because an intent, whose outcome is unknown, came since it was asked last."""
-    return not _open_intents(knowledge.recorded(uuid)) <= (before.intents if before is not None else frozenset())
-
-
 def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """Machines of which a fetch is to be judged by a BMC that nobody asks, once it is arranged who is asked."""
+    """Return the machines whose fetch waits for a BMC that has no task; none before the first `arranged`."""
     if schedule.may_set is None:
         return frozenset()
-    return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.asks)  # - would look at all asks
+    return frozenset(uuid for uuid in knowledge.pending if uuid not in schedule.tasks)  # - would look at all tasks
 
 
 def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:
-    """With these BMCs due now, whatever came of them before."""
+    """Return the schedule with these BMCs due now and their failure counts cleared."""
     if not uuids:
         return schedule
-    found = {uuid: schedule.appointments[uuid] for uuid in uuids if uuid in schedule.appointments}
-    return replace(
-        schedule.with_appointments({uuid: replace(each, due=at, failures=0) for uuid, each in found.items()}),
-        resting_until=None,
-    )
+    found = {uuid: replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
+    return replace(schedule.with_bmcs(found), resting_until=None)
 
 
 # What came of it
@@ -321,30 +321,30 @@ def hurried(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> 
 
 def reported(
     schedule: Schedule,
-    results: Iterable[Result],
+    results: Iterable[TaskResult],
     judged: Collection[SystemUuid],
     knowledge: Knowledge,
     at: datetime,
 ) -> Schedule:
-    """After jobs have ended; ``judged`` are machines of which a fetch was judged by it: they were only read."""
-    changed: dict[SystemUuid, Appointment | None] = {}
+    """Return the schedule after tasks have ended. Machines in ``judged`` were only read, to judge a fetch."""
+    changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
-        schedule = _counted(schedule, result, at)
-        if (before := schedule.appointments.get(result.uuid)) is None:
+        schedule = _count_failures(schedule, result, at)
+        if (before := schedule.bmcs.get(result.uuid)) is None:
             continue
-        now = _rescheduled(before, result, knowledge, at, schedule.jitter)
+        now = _reschedule(before, result, knowledge, at, schedule.jitter)
         changed[result.uuid] = replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.resting_until is not None:
         # Put off until one answers, as one has.
-        put_off = [uuid for uuid, each in schedule.appointments.items() if each.due == schedule.resting_until]
-        freed = {uuid: replace(schedule.appointments[uuid], due=at) for uuid in put_off}
+        rested = schedule.resting_until
+        freed = {uuid: replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
         changed = {**freed, **changed}
         schedule = replace(schedule, resting_until=None)
-    return schedule.with_appointments(changed)
+    return schedule.with_bmcs(changed)
 
 
-def _counted(schedule: Schedule, result: Result, at: datetime) -> Schedule:
-    """Notice when BMCs fail in a row: then it is the network, or a password, and not they."""
+def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
+    """Count failures in a row over all BMCs: they mean that the network or a password is wrong."""
     if not result.asked:
         return schedule
     if result.answered:
@@ -356,7 +356,7 @@ def _counted(schedule: Schedule, result: Result, at: datetime) -> Schedule:
     return replace(schedule, failures=failures, last_failure=last, resting_until=resting, has_asked=True)
 
 
-def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: datetime, jitter: float) -> Appointment:
+def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
     now = replace(
         before,
         outcome=result.outcome,
@@ -367,17 +367,21 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
         granted=before.granted and not result.granted,
         held=result.granted and not result.switched,
     )
+    wanted = before.wanted
     if (seen := result.observed) is not None:
         shows_progress = seen.marks.boot_progress is not None
-        by_dhcp = left_to_dhcp(before.wanted.override, seen) if before.wanted is not None else None
+        by_dhcp = left_to_dhcp(wanted.override, seen) if wanted is not None else None
         now = replace(now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, left_to_dhcp=by_dhcp)
     if now.is_fine:
         return replace(now, failures=0, late_since=None)
     now = replace(now, late_since=before.late_since or at)
-    records = knowledge.overrides_of(result.uuid)
+    is_withdrawing = any(
+        each.state.is_open and (wanted is None or each.reason != wanted.reason)
+        for each in knowledge.overrides_of(result.uuid)
+    )
     if result.outcome is Outcome.STALLED:  # asked often, a BMC that refuses a password locks its account
         now = replace(now, due=at + LONGEST_RETRY)
-    elif result.answered and any(each.state.is_open and not _is_for(each, before.wanted) for each in records):
+    elif result.answered and is_withdrawing:
         now = replace(now, due=at + WITHDRAW_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
@@ -388,8 +392,8 @@ def _rescheduled(before: Appointment, result: Result, knowledge: Knowledge, at: 
     return now
 
 
-def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
-    """What a job has written down, each record as it was left; and at first contact, what could not be compared."""
+def events_of(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
+    """What a task has written down, each record as it was left; and at first contact, what could not be compared."""
     if first and isinstance(result.identified, CannotTell):
         message = f"{result.server}: {result.identified.message}"
         yield Event(at=at, type="MachineUnproven", message=message, facts={"server": result.server}, warning=True)
@@ -398,12 +402,12 @@ def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iter
             "server": result.server,
             "reason": record.reason,
             "plan": record.plan_digest,
-            "before": _shown(result.before),
-            "after": _shown(result.observed.override if result.observed else None),
+            "before": _describe(result.before),
+            "after": _describe(result.observed.override if result.observed else None),
             "commit": commit,
         }
         ejected = bool(record.media) and not record.has_media and not record.state.is_open
-        what = f"{_shown(record.override)} for {record.reason}"
+        what = f"{_describe(record.override)} for {record.reason}"
         if ejected or record.state is State.INSERTED:
             type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
             yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
@@ -426,8 +430,8 @@ _BECAME: Final = {
 }
 
 
-def switched(result: Result, commit: str, at: datetime) -> Iterator[Event]:
-    """What a job has done to a machine's power, each record as it was left."""
+def switched(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
+    """Yield what a task has done to a machine's power, each record as it was left."""
     for record in {record.reason: record for record in result.switched}.values():
         facts = {
             "server": result.server,
@@ -453,48 +457,27 @@ _SWITCHED: Final = {
 }
 
 
-def _is_urgent(job: Job, power: PowerAsk | None) -> bool:
-    """Whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
-    wanted = job.wanted
+def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
+    """Return whether something may happen at any moment: a one-time override is consumed, or an end is awaited."""
+    wanted = task.wanted
     if power is not None:
-        before = next((each for each in job.switches if each.reason == power.switching.reason), None)
+        before = next((each for each in task.switches if each.reason == power.switching.reason), None)
         if before is None or before.state is SwitchState.REFUSED:
             if power.is_due:
                 return True  # whoever is down holds up the others
         elif before.state.is_open:
             return True  # it is to come back
-        if wanted is None and not any(each.stays_behind for each in job.records):
+        if wanted is None and not any(each.stays_behind for each in task.records):
             return False
     return (
         wanted is None
-        or wanted.override.enabled is Enabled.ONCE
-        or not all(each.state is State.CONFIRMED for each in job.records if each.state.is_open)
+        or wanted.override.enabled is OverrideEnabled.ONCE
+        or not all(each.state is State.CONFIRMED for each in task.records if each.state.is_open)
     )
 
 
-def _job(ask: Ask, knowledge: Knowledge, schedule: Schedule) -> Job:
-    return Job(
-        server=ask.name,
-        uuid=ask.uuid,
-        bmc=ask.bmc,
-        wanted=ask.wanted,
-        records=ask.records,
-        site=ask.site,
-        only_read=wants_reading(knowledge.pending.get(ask.uuid, ()))
-        or _has_new_intent(ask.uuid, knowledge, schedule.appointments.get(ask.uuid)),
-        with_clock=ask.judged_by_marks,
-        keeps=ask.keeps,
-        serial=ask.serial,
-        pinned=knowledge.pins.get(ask.uuid),
-        known=pair_of(ask.bmc) in knowledge.known_pairs,
-        shared=schedule.sharing.values,
-        switching=ask.power.asked(ask.switches, now=ask.uuid in schedule.going) if ask.power is not None else None,
-        switches=ask.switches,
-    )
-
-
-def _shown(override: Override | None) -> str | None:
+def _describe(override: Override | None) -> str | None:
     if override is None:
         return None
     uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium, override.data_medium) if each)
-    return f"{override.enabled} {override.target}{uri}"
+    return f"{override}{uri}"

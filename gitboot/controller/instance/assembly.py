@@ -43,15 +43,15 @@ from gitboot.controller.instance.state_directory import (
     restored,
     token_keys,
 )
-from gitboot.controller.instance_state import Standing
+from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
-from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
@@ -61,7 +61,7 @@ from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
@@ -188,30 +188,27 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
         trust=dependencies.trust,
         kept=standing.plans.commit,
     )
-    reconciler = Reconciler(
-        standing,
+    components = Components(
         accepting=accepting,
         inbox=inbox,
         store=store,
         target=Followed(dependencies.target, dependencies.followers, settings.list_keys),
         bmcs=bmcs,
-        outlet=Outlet(
-            tell=dependencies.tell,
-            report=dependencies.report,
-            laps=dependencies.laps,
-            listener=dependencies.listener,
-            stalled=dependencies.stalled,
-            clock=dependencies.clock,
-        ),
         checkpoint=dependencies.checkpoint,
+        tell=dependencies.tell,
+        report=dependencies.report,
+        report_stalled=dependencies.stalled,
+        laps=dependencies.laps,
+        listener=dependencies.listener,
+        clock=dependencies.clock,
     )
     try:
-        yield Instance(reconciler=reconciler, inbox=inbox, store=store)
+        yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
     finally:
         bmcs.close()
 
 
-def _start(settings: Settings, dependencies: Dependencies) -> Standing:
+def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
     """Return where an instance starts: at what its ledger, the published tree and the checkpoint know."""
     store, records = dependencies.store, dependencies.records
     if not dependencies.is_offline:
@@ -232,7 +229,7 @@ def _start(settings: Settings, dependencies: Dependencies) -> Standing:
         knowledge = replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=records)
-    standing = Standing(
+    standing = InstanceState(
         knowledge=knowledge,
         keys=dependencies.keys,
         attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
@@ -292,7 +289,7 @@ class _Reports:
             "links": project.links() if project is not None else None,
             "branch": source.reference,
         }
-        tree.write_status(status_file(self.left.write({**status.facts(), **said})), at)
+        tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
         if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
             with suppress(OSError):  # it says less then, and is trusted less
                 write_mark(spooled, identity, changes)

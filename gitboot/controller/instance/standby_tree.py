@@ -20,12 +20,12 @@ from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import is_of, restored, token_keys
-from gitboot.controller.instance_state import Standing, goes_by
+from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import known, looked_around, output_modes
 from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.publish_stage import Dated, published
+from gitboot.controller.publication import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
@@ -106,7 +106,7 @@ def prepare(
         )
         # The ledger has the sightings of the other host.
         knowledge = replace(known(store), sightings={} if place.looks else None)
-        standing = checkpoint.resume(Standing(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
+        standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
         commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
         standing = _brought_near(standing, commit, tree, at)
         checkpoint.store(standing, len(standing.plans.servers), at)
@@ -152,7 +152,7 @@ def _evaluated(
     return evaluated.commit
 
 
-def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
+def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     """Plan and publish all servers, and halt those that the ledger is not ready for."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")

@@ -8,7 +8,7 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
 
-from gitboot.bmc.override_state import Enabled, Observed, OverrideRecord, State
+from gitboot.bmc.override_state import Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.controller.learn.install_boots import DISK_BOOT, fetches, offer_of
@@ -28,14 +28,13 @@ from gitboot.controller.learn.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, with_outcomes
+from gitboot.fetchlog.log_entries import Observation, Outcome, network_of, with_outcomes
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     InstallationFetches,
     SecretFetches,
     described,
     is_report,
-    network_of,
     secret_of,
 )
 from gitboot.ledger.server_tables import Pending
@@ -44,6 +43,7 @@ from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record import Seen
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
 
 Networks = Iterable[IPv4Network | IPv6Network]
@@ -336,7 +336,7 @@ def _rules_out(record: OverrideRecord, fetched_at: datetime, seen: Observed) -> 
 
 
 def _is_set_once(record: OverrideRecord) -> bool:
-    return record.state.is_open and record.override.enabled is Enabled.ONCE
+    return record.state.is_open and record.override.enabled is OverrideEnabled.ONCE
 
 
 def _is_in(client: str, networks: Networks) -> bool:

@@ -19,6 +19,7 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
+from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     disk_boot_token,
     due_boot,
@@ -35,7 +36,14 @@ from gitboot.resolve.install_attempts import (
     token_of,
 )
 from gitboot.resolve.plan_at_time import is_made
-from gitboot.resolve.provisioning_record import FETCH_GRACE, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.provisioning_record import (
+    Failure,
+    InstallAttempt,
+    Record,
+    Run,
+    Seen,
+    UnknownServe,
+)
 from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 from gitboot.review.reinstalls import withheld_boots

@@ -27,8 +27,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
 from gitboot.ledger.instance_tables import Request, Withheld
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.status.events import Event
 from gitboot.system_clock import Keeping, Uptime
 

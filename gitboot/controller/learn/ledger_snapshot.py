@@ -28,9 +28,10 @@ from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import token_in
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import SoleClaim
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision
-from gitboot.resolve.server_plan import Offer, SoleClaim
+from gitboot.resolve.server_plan import Offer
 from gitboot.status.events import Event
 
 

@@ -16,8 +16,13 @@ from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import adopted, first_records
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCH_GRACE, Record, Seen, ahead
+from gitboot.resolve.provisioning_record import (
+    Record,
+    Seen,
+    ahead,
+)
 from gitboot.resolve.server_decision import Decisions
 from gitboot.system_clock import Keeping, Uptime
 from gitboot.text import count, some

@@ -35,6 +35,7 @@ from gitboot.fleet.identities import LostIdentity, Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.boot_limits import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     NEW_UP_TO,
     Known,
@@ -47,8 +48,6 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import carried, has_run
 from gitboot.resolve.provisioning_record import (
-    CONSUMED_GRACE,
-    FETCH_GRACE,
     Failure,
     InstallStep,
     Record,

@@ -36,7 +36,7 @@ _Objects = Mapping[str, Mapping[str, Any]]
 
 
 def read(files: Texts) -> Estate:
-    """``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
+    """Read ``collections/{distros,profiles,systems}`` of /var/lib/cobbler."""
     distros, profiles, systems = (_objects(files, kind) for kind in ("distros", "profiles", "systems"))
     boots = {name: _boot(name, profiles, distros) for name in sorted(profiles)}
     machines = (_machine(system, boots) for _, system in sorted(systems.items()))
@@ -54,7 +54,7 @@ def _objects(files: Texts, kind: str) -> _Objects:
 
 
 def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
-    """A profile and what it inherits from, nearest first."""
+    """Return a profile and those from which it inherits, nearest first."""
     seen: set[str] = set()
     while name in profiles and name not in seen:
         seen.add(name)
@@ -63,7 +63,7 @@ def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
 
 
 def _options(value: object) -> dict[str, Any]:
-    """Kernel options, which Cobbler keeps as a mapping, and takes as a line."""
+    """Return kernel options. Cobbler stores a mapping, and also reads a line."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, str) or value == _INHERIT:
@@ -75,7 +75,7 @@ def _options(value: object) -> dict[str, Any]:
 
 
 def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Options of several levels, each nearer than the one before: the nearer value stands, ``!NAME`` leaves one out."""
+    """Return the options of several levels. A later level wins. ``!NAME`` removes an option."""
     found: dict[str, Any] = {}
     for level in levels:
         found |= {name: value for name, value in level.items() if not name.startswith("!")}
@@ -89,7 +89,7 @@ def _left_out(options: Mapping[str, Any]) -> list[str]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """As they stand on the kernel's command line: in the order in which they were said."""
+    """Return options as words of the kernel's command line, in their order."""
     found = []
     for name, each in options.items():
         values = each if isinstance(each, list) else [each]
@@ -98,7 +98,7 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 
 
 def _added(distro: Mapping[str, Any], *, installs: bool) -> list[str]:
-    """What Cobbler adds for a distro of this kind (cobbler/tftpgen.py, build_kernel_options), but for its own URLs."""
+    """Return what Cobbler adds for such a distro (cobbler/tftpgen.py, build_kernel_options), without its own URLs."""
     breed, version = str(distro.get("breed") or ""), str(distro.get("os_version") or "")
     if breed in ("debian", "ubuntu"):
         leads = ["auto-install/enable=true", "priority=critical", "netcfg/choose_interface=auto"] if installs else []
@@ -138,7 +138,7 @@ def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
 
 
 def _served(distro: Mapping[str, Any], kind: str) -> str | None:
-    """Where a distro's kernel or initrd is: its own URL, or Cobbler's copy (images/DISTRO/FILE)."""
+    """Return the URL of a distro's kernel or initrd: its own, or that of Cobbler's copy (images/DISTRO/FILE)."""
     remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
@@ -176,7 +176,7 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
 
 
 def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
-    """A host name of its own, where Cobbler gives its installer one."""
+    """Return the arguments of a system's own host name, if Cobbler passes one to the installer."""
     if hostname in (None, _INHERIT) or boot is None or f"domain={_DOMAIN}" not in boot.arguments:
         return []
     host, _, domain = hostname.partition(".")
@@ -184,7 +184,7 @@ def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
 
 
 def _serial(system: Mapping[str, Any]) -> list[str]:
-    """The console that Cobbler adds for a serial port of its own."""
+    """Return the console that Cobbler adds for a system's own serial port."""
     device, baud = system.get("serial_device"), system.get("serial_baud_rate")
     if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
         return []
@@ -207,7 +207,7 @@ def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[
 
 
 def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Its power management, where that is Redfish; the user and the password stay where they are."""
+    """Return the power management as a BMC if it is Redfish or IPMI. User and password are left out."""
     address, kind = words(system.get("power_address")), words(system.get("power_type"))
     if address is None or address == _INHERIT:
         return None, ()

@@ -28,17 +28,17 @@ _COMMENT: Final = re.compile(r'("(?:\\.|[^"\\])*")|/\*.*?\*/|(?://|#)[^\n]*', re
 
 
 def dnsmasq(files: Texts) -> Estate:
-    """Every ``dhcp-host=`` with a MAC address, and what ``--dhcp-hostsfile`` names: a MAC, a name, an address."""
+    """Read every ``dhcp-host=`` with a MAC address, and files of ``--dhcp-hostsfile``: a MAC, a name, an address."""
     return _estate(_dnsmasq(text) for _, text in sorted(files.items()))
 
 
 def isc(files: Texts) -> Estate:
-    """Every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``."""
+    """Read every ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }``."""
     return _estate(_isc(text) for _, text in sorted(files.items()))
 
 
 def kea(files: Texts) -> Estate:
-    """Every reservation with a ``hw-address``, in whichever subnet; Kea's JSON has comments."""
+    """Read every reservation with a ``hw-address``, in any subnet. Kea's JSON has comments."""
     return _estate(_kea(path, text) for path, text in sorted(files.items()))
 
 
@@ -46,7 +46,7 @@ _Row = tuple[str | None, Any, tuple[str, ...]]
 
 
 def _estate(files: Iterator[Iterator[_Row]]) -> Estate:
-    """Machines by name; what has none is named by its MAC address."""
+    """Return machines by name. A machine without a name has the name of its MAC address."""
     nics: dict[str, dict[Any, ImportedNic]] = {}
     for name, mac, addresses in (row for rows in files for row in rows):
         own = nics.setdefault(name or f"host-{mac.replace(':', '-')}", {})
@@ -70,14 +70,12 @@ def _dnsmasq(text: str) -> Iterator[_Row]:
         parts = [part.strip() for part in value.split(",")]
         macs = [mac for part in parts if part.count(":") == 5 and "[" not in part and (mac := mac_of(part))]
         addresses = [found for part in parts if part not in macs and (found := address_of(part.strip("[]")))]
-        names = [part for part in parts if re.fullmatch(r"[A-Za-z][A-Za-z0-9.-]*", part) and not _is_word(part)]
+        names = [part for part in parts if _NAME.fullmatch(part)]
         for mac in macs:
             yield next(iter(names), None), mac, tuple(addresses)
 
 
-def _is_word(part: str) -> bool:
-    """A lease time or an order of dnsmasq's, and no name."""
-    return part in ("ignore", "infinite") or bool(re.fullmatch(r"\d+[smhdw]?", part))
+_NAME: Final = re.compile(r"(?!(?:ignore|infinite)$)[A-Za-z][A-Za-z0-9.-]*")  # those are orders of dnsmasq
 
 
 def _isc(text: str) -> Iterator[_Row]:

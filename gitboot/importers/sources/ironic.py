@@ -35,13 +35,14 @@ _OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before the
 
 
 def read(files: Texts) -> Estate:
-    """Nodes, and the ports beside them: a port names its node, a node its driver."""
+    """Read nodes and ports. A port names its node, and a node names its driver."""
     rows = []
     for path, text in sorted(files.items()):
         if path.endswith(".json"):
             found = json_of(path, text)
             rows += items(found if isinstance(found, list) else at(found, "nodes") or at(found, "ports") or [found])
-    rows = [{_key(key): value for key, value in row.items()} for row in rows]
+    # `Driver Info` of the command line is `driver_info` of the API.
+    rows = [{key.lower().replace(" ", "_"): value for key, value in row.items()} for row in rows]
     ports = [row for row in rows if "address" in row]
     nodes = [row for row in rows if "driver" in row]
     boots = {boot.name: boot for boot in map(_boot, nodes) if boot is not None}
@@ -52,13 +53,8 @@ def read(files: Texts) -> Estate:
     return Estate(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
 
 
-def _key(column: str) -> str:
-    """``Driver Info`` of the command line is ``driver_info`` of the API."""
-    return column.lower().replace(" ", "_")
-
-
 def _mapping(value: object) -> Mapping[str, Any]:
-    """A mapping, which the command line may print as a text."""
+    """Return a mapping, which the command line may print as a text."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -68,14 +64,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    """``boot_mode:uefi,profile:compute``."""
+    """Return the capabilities of a node by name. Ironic writes ``boot_mode:uefi,profile:compute``."""
     text = str(_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
-    """What a node's instance boots over the network: a ramdisk, or an installer's kernel."""
+    """Return what a node's instance boots over the network: a ramdisk, or the kernel of an installer."""
     info = _mapping(node.get("instance_info"))
     if not (kernel := words(info.get("kernel"))):
         return None
@@ -100,9 +96,13 @@ def _name(node: Mapping[str, Any]) -> str:
 
 
 def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMachine:
-    """A node; its UUID is Ironic's own, and not that of its board."""
+    """Return a machine for a node. The UUID of the node is Ironic's own, and not that of the board."""
     properties, driver, name = _mapping(node.get("properties")), _mapping(node.get("driver_info")), _name(node)
-    nics = [_nic(port, mac) for port in ports if (mac := mac_of(port["address"]))]
+    nics = []
+    for port in ports:
+        if mac := mac_of(port["address"]):
+            boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
+            nics.append(ImportedNic(mac=mac, name=words(port.get("name")), boot=boots))
     remarks: list[ImportRemark] = [kept(f"node {name} ({node.get('uuid')})")]
     if not nics:
         remarks.append(missing("it has no port: export those with `openstack baremetal port list --long -f json`"))
@@ -115,8 +115,8 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         system = words(driver.get("redfish_system_id"))
         bmc, more = bmc_of(address, f"{name_of(name)}-bmc", system=system, verify=verify)
     elif host := words(driver.get("ipmi_address")):
-        port = words(driver.get("ipmi_port"))
-        bmc, more = bmc_of(f"ipmi://{host}{f':{port}' if port else ''}", f"{name_of(name)}-bmc")
+        number = words(driver.get("ipmi_port"))
+        bmc, more = bmc_of(f"ipmi://{host}{f':{number}' if number else ''}", f"{name_of(name)}-bmc")
     else:
         remarks.append(lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"))
     if image := words(_mapping(node.get("instance_info")).get("image_source")):
@@ -135,8 +135,3 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         boot=name if _boot(node) else None,
         remarks=(*remarks, *more),
     )
-
-
-def _nic(port: Mapping[str, Any], mac: Any) -> ImportedNic:
-    boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
-    return ImportedNic(mac=mac, name=words(port.get("name")), boot=boots)

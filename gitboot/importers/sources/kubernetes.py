@@ -49,7 +49,7 @@ class _Objects:
 
 
 def read(files: Texts) -> Estate:
-    """Each kind that describes a machine; Secrets are not looked into."""
+    """Read each kind that describes a machine. Secrets are not read."""
     by_kind: dict[str, dict[str, _Object]] = {}
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):
@@ -122,7 +122,7 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 
 
 def _hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
-    """Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
+    """Return a machine of Tinkerbell's second version: interfaces by MAC address, the BMC in the object itself."""
     spec = mapping(at(each, "spec"))
     nics = []
     for text, interface in sorted(mapping(spec.get("networkInterfaces")).items()):
@@ -166,7 +166,16 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
     spec, seen = mapping(at(each, "spec")), mapping(at(each, "status", "hardware"))
     seen = seen or mapping(objects.spec("HardwareData", name).get("hardware"))
     boots_by = mac_of(spec.get("bootMACAddress"))
-    nics = {mac: _seen_nic(nic, mac, boots_by) for nic in items(seen.get("nics")) if (mac := mac_of(nic.get("mac")))}
+    nics = {  # a second row of the same MAC address is its IPv6 address
+        mac: ImportedNic(
+            mac=mac,
+            name=words(nic.get("name")),
+            addresses=_some(address_of(nic.get("ip"))),
+            boot=boots_by is None or mac == boots_by,
+        )
+        for nic in items(seen.get("nics"))
+        if (mac := mac_of(nic.get("mac")))
+    }
     if boots_by is not None and boots_by not in nics:
         nics[boots_by] = ImportedNic(mac=boots_by)
     bmc, remarks = bmc_of(
@@ -188,16 +197,6 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
         bmc=bmc,
         labels=_labels(each),
         remarks=(kept(f"BareMetalHost {name}"), *remarks),
-    )
-
-
-def _seen_nic(nic: _Object, mac: Any, boots_by: object) -> ImportedNic:
-    """An interface of the inspection; a second row of the same MAC address is its IPv6 address."""
-    return ImportedNic(
-        mac=mac,
-        name=words(nic.get("name")),
-        addresses=_some(address_of(nic.get("ip"))),
-        boot=boots_by is None or mac == boots_by,
     )
 
 
@@ -236,7 +235,7 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 def _controller(
     controller: _Object, objects: _Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """A BMC object, or what a Server says of it in place; its address may be an Endpoint's."""
+    """Return the BMC of a BMC object, or of the same fields in a Server. Its address may be that of an Endpoint."""
     endpoint = objects.spec("Endpoint", at(controller, "endpointRef", "name") or at(controller, "endpoint", "name"))
     host = words(at(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = mapping(at(controller, "protocol"))
@@ -247,17 +246,14 @@ def _controller(
     return bmc_of(address, words(at(controller, "bmcSecretRef", "name")), system=system)
 
 
-_BY_UUID: Final = ("IPXEBootConfig", "HTTPBootConfig")
-
-
 def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
-    for kind in _BY_UUID:
+    for kind in ("IPXEBootConfig", "HTTPBootConfig"):
         for name, each in objects.of(kind).items():
             yield name, mapping(at(each, "spec"))
 
 
 def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
-    """Machines that only a boot configuration names; its network identifiers are addresses or MAC addresses."""
+    """Return machines that only a boot configuration names. Network identifiers are IP or MAC addresses."""
     for name, spec in sorted(_configs(objects)):
         uuid = uuid_of(spec.get("systemUUID"))
         found = [*_list(spec.get("networkIdentifiers")), *_list(spec.get("systemIPs")), *_list(spec.get("systemIP"))]
@@ -278,7 +274,7 @@ def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
 
 
 def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
-    """What boot configurations name, and the kernels that Tinkerbell's Hardware overrides."""
+    """Return the boots of boot configurations, and those of kernels in Tinkerbell's Hardware."""
     for name, spec in sorted(_configs(objects)):
         remarks: tuple[ImportRemark, ...] = (
             (lost("its Ignition is in a Secret"),) if spec.get("ignitionSecretRef") else ()
@@ -311,7 +307,7 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
 
 
 def _url(value: object) -> str | None:
-    """A URL, which boot-operator also takes without its scheme."""
+    """Return a URL. boot-operator also reads one without a scheme."""
     text = words(value)
     return text if text is None or "://" in text else f"http://{text}"
 
@@ -325,8 +321,7 @@ def _list(value: object) -> list[object]:
 
 
 def _labels(each: _Object) -> Mapping[str, str]:
-    found = at(each, "metadata", "labels")
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in mapping(at(each, "metadata", "labels")).items()}
 
 
 _MACHINES: Final[Mapping[str, Callable[[str, _Object, _Objects], ImportedMachine]]] = {

@@ -36,15 +36,19 @@ _FIRST_BOOT: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.con
 
 
 def read(files: Texts) -> Estate:
-    """``groups/``, ``profiles/`` and ``ignition/`` of a matchbox's data directory."""
-    folders = {folder: dict(_below(files, folder)) for folder in ("groups", "profiles", "ignition")}
+    """Read ``groups/``, ``profiles/`` and ``ignition/`` of matchbox's data directory."""
+    folders = {
+        folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
+        for folder in ("groups", "profiles", "ignition")
+    }
     groups = list(_objects(folders["groups"]))
     profiles = [profile for _, profile in _objects(folders["profiles"])]
     templates = {path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()}
     by_identity: dict[str, list[dict[str, Any]]] = {}
     remarks = []
     for path, group in groups:
-        identity = _identity(group)
+        selector = mapping(at(group, "selector"))
+        identity = next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
         if identity is not None:
             by_identity.setdefault(identity, []).append(group)
         else:
@@ -60,21 +64,12 @@ def _objects(files: Texts) -> Iterator[tuple[str, dict[str, Any]]]:
     return ((path, mapping(json_of(path, text))) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
-def _below(files: Texts, folder: str) -> Iterator[tuple[str, str]]:
-    return ((path, text) for path, text in files.items() if folder in path.split("/")[:-1])
-
-
 def _name(group: Mapping[str, Any], path: str = "") -> str:
     return words(group.get("id")) or words(group.get("name")) or path
 
 
-def _identity(group: Mapping[str, Any]) -> str | None:
-    selector = mapping(at(group, "selector"))
-    return next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
-
-
 def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
-    """A machine by the group that selects it before it says anything of itself; matchbox's others come later."""
+    """Return the machine of the group with the shortest selector. matchbox uses the other groups later."""
     groups = sorted(groups, key=lambda group: (len(group["selector"]), _name(group)))
     first, later = groups[0], groups[1:]
     selector = first["selector"]
@@ -110,7 +105,7 @@ def _further(group: Mapping[str, Any]) -> str:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    """Variables for templates: texts only, and no secrets."""
+    """Return variables and labels, without secrets and without values that are no text."""
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = words(value)
@@ -132,7 +127,7 @@ def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
 
 
 def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    """A profile; the files that matchbox serves as assets are the fleet's assets."""
+    """Return the boot of a profile. matchbox's assets become assets of the fleet."""
     boot, remarks = mapping(at(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in sequence(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
@@ -166,7 +161,7 @@ def _asset(url: object) -> str | None:
 
 
 def _data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
-    """Ignition that matchbox serves as it is; what is a template of Go's is named, and not translated."""
+    """Return Ignition that matchbox serves unchanged, or a remark. Templates of Go are not translated."""
     name = words(profile.get("ignition_id"))
     if name is None:
         return None, []

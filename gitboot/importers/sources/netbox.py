@@ -26,7 +26,7 @@ from gitboot.importers.inventory import (
 
 
 def read(files: Texts) -> Estate:
-    """Answers of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``, one file each."""
+    """Read ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``, one file each."""
     rows: list[dict[str, Any]] = []
     for path, text in sorted(files.items()):
         if path.endswith(".json"):

@@ -34,7 +34,7 @@ from gitboot.model.scalars import MacAddress
 
 
 def read(files: Texts) -> Estate:
-    """What ``/boot/v1/bootparameters`` answers, and, beside it, SMD's Components and EthernetInterfaces."""
+    """Read the answer of ``/boot/v1/bootparameters``, and SMD's Components and EthernetInterfaces."""
     found = [json_of(path, text) for path, text in sorted(files.items()) if path.endswith(".json")]
     rows = [
         row for each in found for row in items(each if isinstance(each, list) else at(each, "Components") or [each])
@@ -66,7 +66,7 @@ def read(files: Texts) -> Estate:
 
 
 def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]) -> Iterator[str]:
-    """The nodes of a row: by xname where State Management knows it, else by what it is named by."""
+    """Return the nodes of a row: the xname if State Management has one, else the key of the row."""
     yield from map(str, sequence(row.get("hosts")))
     for mac in sequence(row.get("macs")):
         known = mac_of(mac)
@@ -76,7 +76,7 @@ def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[Mac
 
 
 def _boot(row: Mapping[str, Any]) -> ImportedBoot:
-    """A row's kernel with its parameters, named by them: nodes that boot the same have the same."""
+    """Return the kernel and the parameters of a row. Their digest is in the name, so equal rows have one boot."""
     kernel, initrd, params = (words(row.get(key)) for key in ("kernel", "initrd", "params"))
     arguments, remarks = arguments_of((params or "").split())
     if at(row, "cloud-init", "user-data") or at(row, "cloud-init", "meta-data"):

@@ -27,7 +27,7 @@ from gitboot.importers.inventory import (
 
 
 def warewulf(files: Texts) -> Estate:
-    """Nodes and their profiles, as nodes.conf has them since Warewulf 4."""
+    """Read the nodes and profiles of nodes.conf, as written since Warewulf 4."""
     machines = []
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):

@@ -23,7 +23,7 @@ from gitboot.importers.inventory import (
 
 
 def xcat(files: Texts) -> Estate:
-    """Objects of type node, as ``lsdef -t node -z`` prints them."""
+    """Read objects of type node, as ``lsdef -t node -z`` prints them."""
     nodes: dict[str, dict[str, str]] = {}
     for _, text in sorted(files.items()):
         defaults: dict[str, str] = {}

@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path, PurePosixPath
-from stat import S_IMODE
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Final
 
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
-from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
+from gitboot.files import lock_file, open_lock
+from gitboot.publish.durable_files import Disk, TreeModes, refused, staged
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
-    Expected,
     FileConflict,
     ReadFile,
     StoredFile,
     TakeFile,
     TargetFile,
-    digest_of,
 )
+from gitboot.render.endpoint_files import Listed
 
 _OPS: Final = "ops"
 _LOCK: Final = "target.lock"  # below ops/
-_FILE: Final = 0o666  # of a folder's permissions, those that its files get
-_AT_ONCE: Final = 1 << 16  # bytes that are read at a time
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _named(act: Callable[Concatenate[TargetFolder, _P], _R]) -> Callable[Concatenate[TargetFolder, _P], _R]:
-    """Raise `PublishError` with the folder for what the system refuses."""
-
-    @wraps(act)
-    def named(folder: TargetFolder, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return act(folder, *args, **kwargs)
-        except OSError as error:
-            raise refused(folder.root, error) from error
-
-    return named
 
 
 class TargetFolder:
@@ -61,48 +42,40 @@ class TargetFolder:
         """Raises `PublishError`."""
         self.root = root
         try:
-            found = root.stat()
+            modes = TreeModes.of_folder(root.stat())
         except OSError as error:
             hint = "make it, with the permissions and the group that its files are to have"
             raise PublishError(f"{root}: {error.strerror} ({hint})") from error
-        mode = S_IMODE(found.st_mode) & 0o777
-        self._disk = Disk(root, TreeModes(folder=mode, file=mode & _FILE, group=found.st_gid))
+        self._disk = Disk(root, modes)
 
     @property
     def is_current(self) -> bool:
         """Whether the folder that was opened is still at its path."""
-        try:
-            return os.path.samestat(self.root.stat(), self._disk.folder)
-        except OSError:
-            return False
+        return self._disk.is_there
 
     def close(self) -> None:
         self._disk.close()
 
-    @_named
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
-        content = self._read(path, max_bytes)
+        content = self._disk.read(path, max_bytes)
         return StoredFile(content, digest_of(content)) if content is not None else None
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
         for path in paths:
             take(path, self.get(path))
 
-    @_named
     def create(self, path: str, content: bytes) -> None:
         with self._locked():
             if self._disk.look(path) is not None:
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
 
-    @_named
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
         with self._locked():
             if version is not None and ((found := self.get(path)) is None or found.version != version):
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
 
-    @_named
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         files = {path: read(path) for path in paths}
         left = frozenset(path for path in fresh if self._is_something_else(path, files[path].content))
@@ -110,15 +83,13 @@ class TargetFolder:
         self._disk.rest()
         return left
 
-    @_named
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
-        contents = {path: self._read(path, each.size) for path, each in expected.items()}
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
+        contents = {path: self._disk.read(path, each.size) for path, each in expected.items()}
         self._disk.rest()
         return sorted(
             path for path, content in contents.items() if content is None or digest_of(content) != expected[path].sha256
         )
 
-    @_named
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, and what a killed process has staged for them."""
         for path in paths:
@@ -127,24 +98,19 @@ class TargetFolder:
         self._disk.sync()
         self._disk.rest()
 
-    @_named
     def names(self, folder: str) -> list[str]:
-        top = os.fspath(self.root)
-        found = (
-            os.path.relpath(os.path.join(above, name), top)
-            for above, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent)
-            for name in names
-        )
+        found: list[str] = []
+        try:
+            for above, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent):
+                found += (os.path.relpath(os.path.join(above, name), self.root) for name in names)
+        except OSError as error:
+            raise refused(self.root, error) from error
         return sorted(found)
 
     def _write(self, files: Mapping[str, TargetFile]) -> None:
         """Stage all files, wait until they are on the disk, then put each in its place."""
         for path, file in files.items():
-            at = datetime.fromtimestamp(file.modified, UTC)
-            self._disk.stage(path, file.content, at)
-            # `stage` dates a file later than the one that it replaces; a copy has the time of the original.
-            folder, name = split(staged(path))
-            os.utime(name, (file.modified, file.modified), dir_fd=self._disk.folders.make(folder))
+            self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
         self._disk.sync()
         for path in files:
             self._disk.place(path)
@@ -155,36 +121,21 @@ class TargetFolder:
         if self._disk.look(path) is None:
             return False
         try:
-            return self._read(path, len(content)) != content
-        except OSError:  # a folder, or a symlink, which is not followed
+            return self._disk.read(path, len(content)) != content
+        except PublishError:  # a folder, or a symlink, which is not followed
             return True
-
-    def _read(self, path: str, max_bytes: int) -> bytes | None:
-        """Return a file, or its first bytes and one more than ``max_bytes``; None if it is absent. Raises OSError."""
-        folder, name = split(path)
-        if (parent := self._disk.folders.find(folder)) is None:
-            return None
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        except FileNotFoundError:
-            return None
-        try:
-            content = bytearray()
-            while len(content) <= max_bytes and (piece := os.read(fd, _AT_ONCE)):
-                content += piece
-            return bytes(content[: max_bytes + 1])
-        finally:
-            os.close(fd)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes out of `create` and `replace` until the block ends. Raises OSError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(_LOCK, flags, 0o600, dir_fd=self._disk.folders.make(_OPS))
+        """Keep other processes out of `create` and `replace` until the block ends."""
+        try:
+            fd = open_lock(_LOCK, self._disk.folders.make(_OPS))
+        except OSError as error:
+            raise refused(self.root, error) from error
         try:
             with suppress(PermissionError):  # of a file that another user has made
                 os.fchmod(fd, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            lock_file(fd, waits=True)
             yield
         finally:
             os.close(fd)
@@ -275,7 +226,7 @@ class RsyncStore:
                     (self._sent / path).replace(at)
         return left
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
         wrong = self._different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
@@ -394,15 +345,13 @@ class RsyncStore:
         """
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            lock = open_lock(self._folder / "lock")
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_file(lock):
+                raise HostUnreachable(f"{self._address.name}: an rsync that an earlier process has started still runs")
             yield lock
-        except BlockingIOError:
-            message = f"{self._address.name}: an rsync that an earlier process has started still runs"
-            raise HostUnreachable(message) from None
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         finally:

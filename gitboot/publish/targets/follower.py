@@ -136,18 +136,20 @@ class Follower:
             published, self._hurried = self._published, False
             wait_s, failures = self._tried(published, failures)
             with self._changed:
-                self._changed.wait_for(lambda: self._is_due(published, failures), wait_s)  # noqa: B023 - it ends here
+                # What has failed waits its time, whatever is published meanwhile.
+                self._changed.wait_for(
+                    lambda: (
+                        self._ending
+                        or (self._hurried and not self._left_alone)
+                        or (failures == 0 and self._published != published)  # noqa: B023 - it ends here
+                    ),
+                    wait_s,
+                )
                 failures = 0 if self._hurried else failures
 
     def _note_death(self, message: str) -> None:
         self._held = None
         self._note(failure=("ThreadDied", f"{self._following.name}: {message}"))
-
-    def _is_due(self, published: int, failures: int) -> bool:
-        """Whether not to wait any longer; what has failed waits its time, whatever is published meanwhile."""
-        if self._left_alone:
-            return self._ending
-        return self._ending or self._hurried or (failures == 0 and self._published != published)
 
     def _tried(self, published: int, failures: int) -> tuple[float, int]:
         """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
@@ -171,7 +173,10 @@ class Follower:
         while glance is not None and not self._ending:
             if self._held is None:
                 self._held = self._target.load()
-                self._note_empty(self._held)
+                if not self._held.known:  # a target without servers offers no window that has ended
+                    with self._changed:
+                        self._doubted_since = None
+                        self._following = replace(self._following, overdue_since=None)
             held = self._held
             shard = partial(self._target.shard, held.head)
             step = next_step(self._tree, glance, held, shard, self._target.most)
@@ -182,13 +187,6 @@ class Follower:
             self._held = after(held, step)
             glance = self._tree.look()
         return glance
-
-    def _note_empty(self, held: Holding) -> None:
-        """Note that a target without servers offers no window that has ended."""
-        if not held.known:
-            with self._changed:
-                self._doubted_since = None
-                self._following = replace(self._following, overdue_since=None)
 
     def _note(
         self, *, failure: tuple[str, str] | None = None, commit: str | None = None, reached: int | None = None
@@ -261,6 +259,7 @@ _FOR_FOLDER: Final = frozenset({"serves"})
 _FOR_SSH: Final = frozenset({"known-hosts", "serves", "ssh-key"})
 _FOR_RSYNC: Final = frozenset({"credentials", "serves"})
 _SETTINGS: Final = {"rsync": _FOR_RSYNC, "s3": _FOR_S3, "ssh": _FOR_SSH}
+_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # of these settings, which are files or folders
 _HOST: Final = re.compile(r"[0-9A-Za-z_\[:][0-9A-Za-z_.:%-]*")  # never an option of ssh
 _USER: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
 _EXPECTED: Final = (
@@ -373,35 +372,25 @@ def parse_target(text: str) -> TargetAddress:
     if unknown := sorted(given.keys() - known_settings):
         known = ", ".join(sorted(known_settings))
         raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; it may have {known}")
+    paths = {name.replace("-", "_"): Path(given[name]) for name in _PATHS if name in given}
+    serves = given["serves"].rstrip("/") if "serves" in given else None
     if is_git:
-        return _branch(shown, text, given)
+        address, _, branch = text.partition("#")
+        branch = unquote(branch).removeprefix("refs/heads/")
+        if not branch or branch.startswith("refs/"):
+            raise UsageError(f"--target {shown}: name the branch that gitboot may have: {shown}#BRANCH")
+        return BranchAddress(url=address.partition("?")[0].removeprefix(_GIT), branch=branch, serves=serves, **paths)
     if is_folder:
         if parts.netloc or parts.fragment or not parts.path.startswith("/"):
             raise UsageError(f"--target {shown}: expected the absolute path of a folder")
         path = unquote(parts.path) if parts.scheme else parts.path
-        return FolderAddress(folder=Path(path), serves=_base(given))
+        return FolderAddress(folder=Path(path), serves=serves)
     if parts.scheme in ("rsync", "ssh"):
-        return _other_host(shown, parts, given)
-    return _bucket(shown, parts.netloc, parts.path, given)
+        return _other_host(shown, parts, paths, serves)
+    return _bucket(shown, parts, given, paths, serves)
 
 
-def _branch(shown: str, text: str, given: Mapping[str, str]) -> BranchAddress:
-    address, _, branch = text.partition("#")
-    branch = unquote(branch).removeprefix("refs/heads/")
-    if not branch or branch.startswith("refs/"):
-        raise UsageError(f"--target {shown}: name the branch that gitboot may have: {shown}#BRANCH")
-    return BranchAddress(
-        url=address.partition("?")[0].removeprefix(_GIT),
-        branch=branch,
-        credentials=_path(given, "credentials"),
-        ssh_key=_path(given, "ssh-key"),
-        known_hosts=_path(given, "known-hosts"),
-        ca_bundle=_path(given, "ca-bundle"),
-        serves=_base(given),
-    )
-
-
-def _other_host(shown: str, parts: SplitResult, given: Mapping[str, str]) -> RsyncAddress:
+def _other_host(shown: str, parts: SplitResult, paths: Mapping[str, Path], serves: str | None) -> RsyncAddress:
     is_daemon = parts.scheme == "rsync"
     host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
     if (
@@ -420,40 +409,31 @@ def _other_host(shown: str, parts: SplitResult, given: Mapping[str, str]) -> Rsy
         user=user,
         port=parts.port,
         is_daemon=is_daemon,
-        credentials=_path(given, "credentials"),
-        ssh_key=_path(given, "ssh-key"),
-        known_hosts=_path(given, "known-hosts"),
-        serves=_base(given),
+        serves=serves,
+        **paths,
     )
     if not is_daemon and (address.ssh_key is None or address.known_hosts is None):
         raise UsageError(f"--target {shown}: name the private key and the file of host keys: ?ssh-key=…&known-hosts=…")
     return address
 
 
-def _bucket(shown: str, bucket: str, path: str, given: Mapping[str, str]) -> BucketAddress:
+def _bucket(
+    shown: str, parts: SplitResult, given: Mapping[str, str], paths: Mapping[str, Path], serves: str | None
+) -> BucketAddress:
     endpoint, style = given.get("endpoint"), given.get("style")
-    prefix = unquote(path).strip("/")
-    if not bucket or {"", ".", ".."}.intersection(prefix.split("/") if prefix else ()):
+    prefix = unquote(parts.path).strip("/")
+    if not parts.netloc or {"", ".", ".."}.intersection(prefix.split("/") if prefix else ()):
         raise UsageError(f"--target {shown}: expected s3://BUCKET/PREFIX")
     if style not in (None, "path", "virtual"):
         raise UsageError(f"--target {shown}: style is path or virtual, not {style!r}")
     if endpoint is not None and (urlsplit(endpoint).scheme not in ("http", "https") or "@" in endpoint):
         raise UsageError(f"--target {shown}: endpoint is a URL, https://HOST, without credentials")
     return BucketAddress(
-        bucket=bucket,
+        bucket=parts.netloc,
         prefix=prefix,
         endpoint=endpoint,
         region=given.get("region", "us-east-1"),
         path_style=style == "path" or (style is None and endpoint is not None),
-        credentials=_path(given, "credentials"),
-        ca_bundle=_path(given, "ca-bundle"),
-        serves=_base(given),
+        serves=serves,
+        **paths,
     )
-
-
-def _path(given: Mapping[str, str], name: str) -> Path | None:
-    return Path(given[name]) if name in given else None
-
-
-def _base(given: Mapping[str, str]) -> str | None:
-    return given["serves"].rstrip("/") if "serves" in given else None

@@ -12,6 +12,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
@@ -20,7 +21,6 @@ from gitboot.publish.targets.sync_steps import (
     Shard,
     TargetHead,
     TargetStep,
-    digest_of,
     held,
     parse_head,
     parse_units,

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Final
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
+from gitboot.publish.manifest import digest_of
 from gitboot.publish.mirror_comparison import headers_of
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
-    Expected,
     FileConflict,
     ReadFile,
     StoredFile,
     TakeFile,
-    digest_of,
 )
+from gitboot.render.endpoint_files import Listed
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -154,7 +154,7 @@ class Bucket:
         each_at_once(place, paths)
         return frozenset(left)
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, of objects that have other content; each object is read."""
         wrong: list[str] = []
 
@@ -168,15 +168,16 @@ class Bucket:
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove objects; one that is not there is no failure."""
-        each_at_once(self._remove, paths)
 
-    def _remove(self, path: str) -> None:
-        with self._translated():
-            try:
-                obstore.delete(self._store, path)
-            except FileNotFoundError as error:
-                if _NO_BUCKET in str(error):
-                    raise
+        def remove(path: str) -> None:
+            with self._translated():
+                try:
+                    obstore.delete(self._store, path)
+                except FileNotFoundError as error:
+                    if _NO_BUCKET in str(error):
+                        raise
+
+        each_at_once(remove, paths)
 
     def names(self, folder: str) -> list[str]:
         """Return the paths of all objects below a folder, sorted.
@@ -188,7 +189,15 @@ class Bucket:
 
         def put_names() -> None:
             try:
-                found.put(self._names(folder))
+                names: list[str] = []
+                with self._translated():
+                    for page in obstore.list(self._store, folder):
+                        names += (each["path"] for each in page)
+                        if len(names) > _MOST_NAMES:
+                            raise HostUnreachable(
+                                f"{self._name}: there are more than {_MOST_NAMES:,} objects below {folder}"
+                            )
+                found.put(sorted(names))
             except Exception as error:  # noqa: BLE001 - `names` raises it
                 found.put(error)
 
@@ -202,15 +211,6 @@ class Bucket:
         if isinstance(names, Exception):
             raise names
         return names
-
-    def _names(self, folder: str) -> list[str]:
-        names: list[str] = []
-        with self._translated():
-            for page in obstore.list(self._store, folder):
-                names += (each["path"] for each in page)
-                if len(names) > _MOST_NAMES:
-                    raise HostUnreachable(f"{self._name}: there are more than {_MOST_NAMES:,} objects below {folder}")
-        return sorted(names)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -238,7 +238,11 @@ class Bucket:
             )
         if status.startswith("404"):
             return PublishError(f"{self._name}: there is no such bucket{where}")
-        cause = f"it answers {status} {code}".rstrip() if status else _cause(source) or _shortened(said)
+        if status:
+            cause = f"it answers {status} {code}".rstrip()
+        elif not (cause := _cause(source)):
+            words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
+            cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
         return HostUnreachable(f"{self._name}: {cause}{where}")
 
 
@@ -309,9 +313,3 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
 
 def _first(expression: re.Pattern[str], text: str) -> str:
     return found[1] if (found := expression.search(text)) is not None else ""
-
-
-def _shortened(said: str) -> str:
-    """Return the last words of an error on one line."""
-    words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
-    return words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"

@@ -17,15 +17,22 @@ import msgspec
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
 from gitboot.jsonio import canonical
-from gitboot.publish.manifest import MANIFEST, leaf_path, node_path, parse_digests, parse_listing, render_listing
+from gitboot.publish.manifest import (
+    MANIFEST,
+    digest_of,
+    leaf_path,
+    node_path,
+    parse_digests,
+    parse_listing,
+    render_listing,
+)
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
-from gitboot.publish.manifest import digest_of as manifest_digest_of
-from gitboot.publish.manifest import parse_head as manifest_parse_head
+from gitboot.publish.manifest import parse_head as parse_tree_head
 from gitboot.publish.mirror_comparison import Served, served
-from gitboot.render.endpoint_files import parse, state_path
+from gitboot.render.endpoint_files import Listed, parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Stage, is_content, publication_stage
 
-HEAD: Final = "ops/manifest.json"
+HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
 LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
@@ -94,10 +101,6 @@ def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, 
     )
 
 
-def digest_of(data: bytes) -> str:
-    return sha256(data).hexdigest()
-
-
 def render_head(head: TargetHead) -> bytes:
     value = {
         "commit": head.commit,
@@ -135,18 +138,17 @@ def render_units(shard: Shard) -> bytes:
 
 def parse_units(data: bytes) -> dict[str, Unit]:
     """What ``render_units`` wrote; ValueError for anything else."""
+    units: dict[str, Unit] = {}
     found = _loaded(data)
-    units = {server: _unit(each) for server, each in found.items()} if isinstance(found, dict) else {"": None}
-    if any(unit is None for unit in units.values()):
-        raise ValueError("not a shard of a target")
-    return {server: unit for server, unit in units.items() if unit is not None}
-
-
-def _unit(found: object) -> Unit | None:
-    match found:
-        case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(files):
-            return Unit(state, files, more.get("withheld") is True)
-    return None
+    for server, each in found.items() if isinstance(found, dict) else [("", None)]:
+        match each:
+            case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(
+                files
+            ):
+                units[server] = Unit(state, files, more.get("withheld") is True)
+            case _:
+                raise ValueError("not a shard of a target")
+    return units
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -205,13 +207,6 @@ class TargetFile(NamedTuple):
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
 
-class Expected(NamedTuple):
-    """What a path has to have."""
-
-    sha256: str
-    size: int  # in bytes
-
-
 ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
 TakeFile = Callable[[str, StoredFile | None], None]  # a path, and its file; None: absent
 
@@ -240,7 +235,7 @@ class FileStore(Protocol):
     def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
         """Write files. Leave those of ``fresh`` at whose path another file is, and return their paths."""
 
-    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+    def differing(self, expected: Mapping[str, Listed]) -> list[str]:
         """Return the paths, sorted, that do not have the content that `place` has just written there."""
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -278,10 +273,8 @@ class FollowedTree:
     def look(self) -> Glance | None:
         """What is published; None where nothing is. Raises `Overtaken`."""
         for _ in range(_MORE_TRIES):
-            try:
+            with suppress(Overtaken):
                 return self._look()
-            except Overtaken:
-                continue
         return self._look()
 
     def _look(self) -> Glance | None:
@@ -289,12 +282,20 @@ class FollowedTree:
         self._list = self._list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
-            head = manifest_parse_head(data)
+            head = parse_tree_head(data)
         except (FileNotFoundError, ValueError):  # of an older gitboot: what this one publishes will be read
             return None
         for node, digest in head.nodes.items():
             if self._nodes.get(node, ("",))[0] != digest:
-                self._nodes[node] = digest, self._servers(node, digest)
+                leaves = parse_digests(self._part(node_path(node), digest))
+                self._nodes[node] = (
+                    digest,
+                    {
+                        server: state
+                        for leaf, expected in leaves.items()
+                        for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
+                    },
+                )
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
@@ -302,10 +303,10 @@ class FollowedTree:
             listing = parse_listing(self._part(SHARED_LISTING, head.shared))
             listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
-            states[SHARED] = manifest_digest_of(render_listing(listing))
+            states[SHARED] = digest_of(render_listing(listing))
         if self._list:
-            states[LIST] = manifest_digest_of(canonical(self._list))
-        return Glance(commit=head.stamp.commit, manifest=manifest_digest_of(data), states=states)
+            states[LIST] = digest_of(canonical(self._list))
+        return Glance(commit=head.stamp.commit, manifest=digest_of(data), states=states)
 
     def _list_files(self) -> dict[str, str]:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
@@ -319,19 +320,11 @@ class FollowedTree:
                 path = f"{SIGNED}{file.name}"
                 if file.suffix == ".json":
                     is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
-                    found[path] = self._list[path] if is_known else manifest_digest_of(file.read_bytes())
+                    found[path] = self._list[path] if is_known else digest_of(file.read_bytes())
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
                 raise Overtaken(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
-
-    def _servers(self, node: str, digest: str) -> dict[str, str]:
-        leaves = parse_digests(self._part(node_path(node), digest))
-        return {
-            server: state
-            for leaf, expected in leaves.items()
-            for server, state in parse_digests(self._part(leaf_path(node, leaf), expected)).items()
-        }
 
     def served(self, server: str, digest: str) -> Served:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
@@ -362,7 +355,7 @@ class FollowedTree:
                 found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
             raise Overtaken(f"{path}: {error.strerror}") from error
-        if manifest_digest_of(found.content) != digest:
+        if digest_of(found.content) != digest:
             raise Overtaken(f"{path} is being published")
         return found
 
@@ -435,14 +428,30 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
             left_out |= found.left_out
     gone = (was.keys() | held.unlisted) - wanted.keys()
     stand = {path for path in gone if path not in left_out and tree.stands(path)}
-    taken_over = _listed({path for path in stand if not is_content(path)}, {**shards}, held, read_shard)
+    given_up = {path for path in stand if not is_content(path)}
+    # One that another server has on the target was given what this one gave up.
+    others = (read_shard(number) for number in held.head.shards if given_up and number not in shards)
+    taken_over = {
+        path
+        for shard in (*shards.values(), *others)
+        for unit in shard.values()
+        for path in unit.files.keys() & given_up
+    }
     stay = stand - taken_over
     of_others = _files_of(going.intersection(changed[most:]), {**shards}, read_shard)
     placed = {path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in held.unlisted}
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
+    digests = {number: digest for number, digest in held.head.shards.items() if number not in rendered}
+    digests |= {number: digest_of(data) for number, data in rendered.items() if data}
     return TargetStep(
         manifest=glance.manifest,
-        head=_head(held.head, glance.commit, rendered, is_last=len(changed) <= most),
+        head=replace(
+            held.head,
+            commit=glance.commit,
+            # It is this version's when nothing is left that another has made.
+            gitboot=__version__ if len(changed) <= most else held.head.gitboot,
+            shards=dict(sorted(digests.items())),
+        ),
         placed=placed,
         fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
         instead={path: content for path, content in instead.items() if path in placed},
@@ -467,24 +476,6 @@ def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard:
     return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
 
 
-def _listed(paths: set[str], shards: Mapping[str, Shard], held: Holding, read_shard: ReadShard) -> set[str]:
-    """Those of ``paths`` that another server has on the target: one that was given what this one gave up."""
-    if not paths:
-        return set()
-    others = (read_shard(number) for number in held.head.shards if number not in shards)
-    return {
-        path for shard in (*shards.values(), *others) for unit in shard.values() for path in unit.files.keys() & paths
-    }
-
-
-def _head(before: TargetHead, commit: str, rendered: Mapping[str, bytes], *, is_last: bool) -> TargetHead:
-    """What it says then; it is this version's when nothing is left that another has made."""
-    digests = {number: digest_of(data) for number, data in rendered.items() if data}
-    others = {number: digest for number, digest in before.shards.items() if number not in rendered}
-    version = __version__ if is_last else before.gitboot
-    return replace(before, commit=commit, gitboot=version, shards=dict(sorted({**others, **digests}.items())))
-
-
 def after(held: Holding, step: TargetStep) -> Holding:
     """What a target holds when the step was made."""
     there = {server: unit for server, unit in step.units.items() if unit is not None}
@@ -498,95 +489,27 @@ def after(held: Holding, step: TargetStep) -> Holding:
     )
 
 
-class Claim:
-    """The head as this process has written it last. Each replaces exactly that one."""
-
-    def __init__(self, name: str, *, ledger: str, heir_of: Callable[[], str | None], writer: str) -> None:
-        self._name, self._ledger, self._heir_of, self._writer = name, ledger, heir_of, writer
-        self._stands: StoredFile | None = None
-
-    def make(self, store: FileStore) -> TargetHead:
-        """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
-        found = store.get(HEAD)
-        if found is None:
-            return self._begin(store)
-        head = self._own(found.content, "choose another place, or take it over with gitboot records begin")
-        if self._stands is not None and head.writer != self._writer:
-            raise self._contended(head)
-        self._stands = found
-        return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
-
-    def observe(self, store: FileStore, hint: str) -> TargetHead | None:
-        """Return the head that a target has, and write nothing; None if it has none. Raises `ForeignTree`."""
-        self._stands = store.get(HEAD)
-        return self._own(self._stands.content, hint) if self._stands is not None else None
-
-    def is_as_observed(self, found: StoredFile | None) -> bool:
-        """Return whether a head that was read again is the one that this process has observed or written last."""
-        return (found and found.content) == (self._stands and self._stands.content)
-
-    def _begin(self, store: FileStore) -> TargetHead:
-        head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
-        data = render_head(head)
-        with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
-            store.create(HEAD, data)
-        self._stands = store.get(HEAD)
-        if self._stands is None or self._stands.content != data:
-            self._stands = None
-            raise HostUnreachable(f"{self._name}: another has just begun to write there")
-        return head
-
-    def check(self, store: FileStore) -> None:
-        """See that nobody else has written the head since."""
-        found = store.get(HEAD)
-        if found is None or not self.is_as_observed(found):
-            raise self._contended(self._parse(found.content) if found is not None else None)
-
-    def write(self, store: FileStore, head: TargetHead) -> TargetHead:
-        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
-        data, stands = render_head(head), self._stands
-        if stands is None or stands.content != data:
-            with suppress(FileConflict):
-                store.replace(HEAD, data, stands.version if stands is not None else None)
-            found = store.get(HEAD)
-            if found is None or found.content != data:
-                raise self._contended(self._parse(found.content) if found is not None else None)
-            self._stands = found
-        return head
-
-    def _own(self, content: bytes, hint: str) -> TargetHead:
-        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
-        head = self._parse(content)
-        if head.ledger not in (self._ledger, self._heir_of()):
-            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
-        return head
-
-    def _contended(self, head: TargetHead | None) -> OperatorError:
-        if head is None:
-            return PublishError(f"{self._name}: somebody has removed {HEAD}")
-        if head.ledger != self._ledger:
-            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
-        return LockedByAnother(
-            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
-            "one of the two, then start this one anew"
-        )
-
-    def _parse(self, content: bytes) -> TargetHead:
-        try:
-            return parse_head(content)
-        except ValueError as error:
-            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
-
-
 class StoreTarget:
     """A target whose files this process alone writes, from `load` on.
 
-    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now.
+    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now. ``writer`` is a
+    number that this process has drawn. Each head that it writes replaces exactly the one that it has seen last.
     """
 
-    def __init__(self, name: str, claim: Claim, open_store: Callable[[], FileStore], *, most: int = _MOST) -> None:
+    def __init__(
+        self,
+        name: str,
+        open_store: Callable[[], FileStore],
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None],
+        writer: str,
+        most: int = _MOST,
+    ) -> None:
         self.most = most
-        self._name, self._claim, self._open = name, claim, open_store
+        self._name, self._open = name, open_store
+        self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
+        self._seen: StoredFile | None = None  # the head, as this process has written or observed it last
         self._observed: StoredFile | None = None  # `UNLISTED`, as `observe` found it
 
     def load(self) -> Holding:
@@ -595,7 +518,7 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        head = self._claim.make(store)
+        head = self._claim(store)
         found = self._holding(store, head, store.get(UNLISTED))
         kept = set(map(_shard_path, head.shards.values()))
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
@@ -608,7 +531,8 @@ class StoreTarget:
         a step meanwhile, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        head = self._claim.observe(store, hint)
+        self._seen = store.get(HEAD)
+        head = self._own_head(self._seen.content, hint) if self._seen is not None else None
         self._observed = store.get(UNLISTED)
         if head is None:
             return None
@@ -623,55 +547,23 @@ class StoreTarget:
         """Return whether no process has begun, or ended, a step since `observe`."""
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
-        before = self._observed and self._observed.content
-        after = (unlisted := found[UNLISTED]) and unlisted.content
-        return before == after and self._claim.is_as_observed(found[HEAD])
-
-    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
-        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
-        numbers = {_shard_path(digest): number for number, digest in head.shards.items()}
-        shards: dict[str, Shard] = {}
-        size, counting = 0, threading.Lock()
-
-        def take(path: str, found: StoredFile | None) -> None:
-            nonlocal size
-            content = self._checked(head, numbers[path], found)
-            with counting:
-                size += len(content)
-            if size > _MAX_SHARDS_BYTES:
-                raise self._damaged(HEAD)
-            shards[numbers[path]] = self._parsed(content, path)
-
-        store.get_each(sorted(numbers), take)
-        try:
-            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
-        except ValueError as error:
-            raise self._damaged(UNLISTED) from error
-        return held(head, shards.values(), unlisted, gitboot=__version__)
+        return all(
+            (before and before.content) == (now and now.content)
+            for before, now in ((self._seen, found[HEAD]), (self._observed, found[UNLISTED]))
+        )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return a shard as the target has it; an empty one if the head has none."""
         if (digest := head.shards.get(number)) is None:
             return {}
-        path = _shard_path(digest)
-        return self._parsed(self._checked(head, number, self._open().get(path)), path)
-
-    def _checked(self, head: TargetHead, number: str, found: StoredFile | None) -> bytes:
-        digest = head.shards[number]
-        if found is None or digest_of(found.content) != digest:
-            raise self._damaged(_shard_path(digest))
-        return found.content
-
-    def _parsed(self, content: bytes, path: str) -> Shard:
-        try:
-            return parse_units(content)
-        except ValueError as error:  # the writer of the head wrote this too
-            raise self._damaged(path) from error
+        return self._verified_shard(digest, self._open().get(_shard_path(digest)))
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
         store = self._open()
-        self._claim.check(store)
+        found = store.get(HEAD)
+        if found is None or self._seen is None or found.content != self._seen.content:
+            raise self._contended(found)
         if step.doubtful != before.unlisted:
             store.replace(UNLISTED, render_unlisted(step.doubtful))
         sizes: dict[str, int] = {}
@@ -684,26 +576,108 @@ class StoreTarget:
         for stage in Stage:
             paths = [path for path in step.placed if publication_stage(path) is stage]
             in_the_way = store.place(paths, read, step.fresh.intersection(paths))
-            if theirs := sorted(path for path in in_the_way if not self._is_listed(path, before.head)):
+            had = (self.shard(before.head, number) for number in before.head.shards) if in_the_way else ()
+            theirs = in_the_way - {path for shard in had for unit in shard.values() for path in unit.files}
+            if theirs:
                 raise PublishError(
-                    f"{self._name}: expected nothing or a file of gitboot's own at {theirs[0]}, found something else "
+                    f"{self._name}: expected nothing or a file of gitboot's own at {min(theirs)}, found something else "
                     "(move it away)"
                 )
             store.place(sorted(in_the_way), read, ())
-        if wrong := store.differing({path: Expected(digest, sizes[path]) for path, digest in step.placed.items()}):
+        if wrong := store.differing({path: Listed(digest, sizes[path]) for path, digest in step.placed.items()}):
             raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
         store.remove(step.removed)
         shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
-        self._claim.write(store, step.head)
+        self._write_head(store, step.head)
         if step.unlisted != step.doubtful:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
         kept = set(step.head.shards.values())
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
-    def _is_listed(self, path: str, head: TargetHead) -> bool:
-        """Return whether a server had a path that another server has by now."""
-        return any(path in unit.files for number in head.shards for unit in self.shard(head, number).values())
+    def _claim(self, store: FileStore) -> TargetHead:
+        """Return the head that lies there, with this process as its writer."""
+        found = store.get(HEAD)
+        if found is None:
+            head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
+            data = render_head(head)
+            with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+                store.create(HEAD, data)
+            self._seen = store.get(HEAD)
+            if self._seen is None or self._seen.content != data:
+                self._seen = None
+                raise HostUnreachable(f"{self._name}: another has just begun to write there")
+            return head
+        head = self._own_head(found.content, "choose another place, or take it over with gitboot records begin")
+        if self._seen is not None and head.writer != self._writer:
+            raise self._contended(found)
+        self._seen = found
+        return self._write_head(store, replace(head, ledger=self._ledger, writer=self._writer))
+
+    def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
+        """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
+        data, seen = render_head(head), self._seen
+        if seen is None or seen.content != data:
+            with suppress(FileConflict):
+                store.replace(HEAD, data, seen.version if seen is not None else None)
+            found = store.get(HEAD)
+            if found is None or found.content != data:
+                raise self._contended(found)
+            self._seen = found
+        return head
+
+    def _own_head(self, content: bytes, hint: str) -> TargetHead:
+        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
+        head = self._parse_head(content)
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
+        return head
+
+    def _parse_head(self, content: bytes) -> TargetHead:
+        try:
+            return parse_head(content)
+        except ValueError as error:
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error
+
+    def _contended(self, found: StoredFile | None) -> OperatorError:
+        if found is None:
+            return PublishError(f"{self._name}: somebody has removed {HEAD}")
+        head = self._parse_head(found.content)
+        if head.ledger != self._ledger:
+            return ForeignTree(f"{self._name} belongs to the ledger {head.ledger} by now, not to {self._ledger}")
+        return LockedByAnother(
+            f"{self._name}: another process with this ledger writes there ({head.writer}; this is {self._writer}): end "
+            "one of the two, then start this one anew"
+        )
+
+    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
+        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
+        digests = {_shard_path(digest): digest for digest in head.shards.values()}
+        shards: list[Shard] = []
+        size, counting = 0, threading.Lock()
+
+        def take(path: str, found: StoredFile | None) -> None:
+            nonlocal size
+            with counting:
+                size += len(found.content) if found is not None else 0
+            if size > _MAX_SHARDS_BYTES:
+                raise self._damaged(HEAD)
+            shards.append(self._verified_shard(digests[path], found))
+
+        store.get_each(sorted(digests), take)
+        try:
+            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
+        except ValueError as error:
+            raise self._damaged(UNLISTED) from error
+        return held(head, shards, unlisted, gitboot=__version__)
+
+    def _verified_shard(self, digest: str, found: StoredFile | None) -> Shard:
+        if found is None or digest_of(found.content) != digest:
+            raise self._damaged(_shard_path(digest))
+        try:
+            return parse_units(found.content)
+        except ValueError as error:  # the writer of the head wrote this too
+            raise self._damaged(_shard_path(digest)) from error
 
     def _damaged(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from html import escape
 from itertools import groupby
 from typing import Final
@@ -11,7 +12,6 @@ from typing import Final
 from gitboot.fleet.resources import Id
 from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
-from gitboot.review.document_changes import AccessChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
 from gitboot.review.rendered_diffs import RenderedDiff
@@ -70,7 +70,8 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
 def _verdict(review: Review, folder: str) -> Iterator[str]:
     yield f"## gitboot diff{f' of {code(folder)}' if folder else ''}: {review.headline}"
     yield ""
-    yield f"{_side(review.base.named, review.base.short)} → {_side(review.head.named, review.head.short)}"
+    sides = (code(each.named) + (f" ({code(each.short)})" if each.short else "") for each in (review.base, review.head))
+    yield " → ".join(sides)
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield ""
         yield f"digest {code(review.verdict.digest)}"
@@ -83,10 +84,6 @@ def _verdict(review: Review, folder: str) -> Iterator[str]:
     if review.base.decisions is None and review.changes is not None:
         yield ""
         yield "**The base is no valid fleet, so everything is new here.**"
-
-
-def _side(named: str, revision: str) -> str:
-    return code(named) + (f" ({code(revision)})" if revision else "")
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
@@ -112,14 +109,13 @@ def _guards(review: Review) -> Iterator[str]:
     if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
         return
     yield "\n### Guards\n"
-    yield from _fitting(
-        [
-            f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(phrases.trip(trip))}"
-            + (f"; by {code(trip.by)}" if trip.by else "")
-            for trip in review.verdict.trips
-        ],
-        "limit",
-    )
+    lines = []
+    for trip in review.verdict.trips:
+        # Words of gitboot's own, which may hold the value of a label that Markdown must not read.
+        words = phrases.trip(trip) if _is_plain(phrases.trip(trip)) else code(phrases.trip(trip))
+        by = f"; by {code(trip.by)}" if trip.by else ""
+        lines.append(f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {words}{by}")
+    yield from _fitting(lines, "limit")
     if (note := review.note_on_records) is not None:
         yield f"- {note}"
     if note_on_identities is not None:
@@ -128,11 +124,6 @@ def _guards(review: Review) -> Iterator[str]:
         [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
         "acknowledgement",
     )
-
-
-def _told(text: str) -> str:
-    """Return words of gitboot's own that may hold the value of a label, which Markdown must not read."""
-    return text if _is_plain(text) else code(text)
 
 
 def _is_plain(text: str) -> bool:
@@ -145,21 +136,15 @@ _LINKS: Final = ("www.", "://")  # GFM 6.9
 
 
 def _dangers(review: Review) -> Iterator[str]:
-    found = list(review.dangers())
-    if not found:
-        return
-    yield "\n### Look at this first\n"
-    for danger in found:
-        shown = some(list(map(code, danger.names)))
-        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in _names(review) else ""
-        yield f"- **{danger.risk}**: {number}{shown}"
+    servers = {change.name for change in review.changes.servers} if review.changes else set()
+    for index, danger in enumerate(review.dangers()):
+        if index == 0:
+            yield "\n### Look at this first\n"
+        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in servers else ""
+        yield f"- **{danger.risk}**: {number}{some(list(map(code, danger.names)))}"
         yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
         if left := more(len(danger.reasons) - 5, "reason"):
             yield f"  - {left}"
-
-
-def _names(review: Review) -> set[str]:
-    return {change.name for change in review.changes.servers} if review.changes else set()
 
 
 # Groups
@@ -167,30 +152,28 @@ def _names(review: Review) -> set[str]:
 
 def _groups(review: Review, room: int) -> tuple[list[str], int]:
     """As many groups as there is room for, and how many of them are left out or without their details."""
-    blocks = [*_shared_blocks(review), *(_group(group) for group in review.groups)]
-    if not blocks:
-        return [], 0
-    heading = "\n### Cause and effect\n"
-    lines, short_ones = [heading], 0
-    room -= len(heading.encode()) + 200
-    for number, (full, short) in enumerate(blocks):
-        text = next((each for each in (full, short) if len(each.encode()) < room), None)
-        if text is None:
-            left = len(blocks) - number
-            lines.append(f"\n{more(left, 'group')}: see the command below")
-            return lines, left + short_ones
-        short_ones += text is not full
-        room -= len(text.encode()) + 1
-        lines.append(text)
-    return lines, short_ones
-
-
-def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
+    blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
             lines = [*map(_cause, shared.causes), *(f"- {code(phrases.change(field))}" for field in shared.fields)]
-            title = phrases.shared_title(shared.causes, shared.title)
-            yield _folded(title, "\n".join([*lines, "", _rendered(shared.rendered)]))
+            text = "\n".join([*lines, "", _rendered(shared.rendered)])
+            blocks.append(_folded(phrases.shared_title(shared.causes, shared.title), text))
+    blocks += map(_group, review.groups)
+    if not blocks:
+        return [], 0
+    heading = "\n### Cause and effect\n"
+    shown, short_ones = [heading], 0
+    room -= len(heading.encode()) + 200
+    for number, (full, short) in enumerate(blocks):
+        block = next((each for each in (full, short) if len(each.encode()) < room), None)
+        if block is None:
+            left = len(blocks) - number
+            shown.append(f"\n{more(left, 'group')}: see the command below")
+            return shown, left + short_ones
+        short_ones += block is not full
+        room -= len(block.encode()) + 1
+        shown.append(block)
+    return shown, short_ones
 
 
 def _group(group: Group) -> tuple[str, str]:
@@ -228,16 +211,12 @@ def _rendered(diffs: Iterable[RenderedDiff]) -> str:
     parts = []
     for boot, files in groupby(diffs, key=lambda each: each.boot):
         lines = [line for each in files for line in each.lines]
-        parts.append(f"{code(boot)}\n{_fenced(lines)}")
+        shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
+        if len(lines) > _DIFF:
+            shown.append(f"… {more(len(lines) - _DIFF, 'line')}")
+        fence = _longer_than("\n".join(shown), 3)
+        parts.append("\n".join([code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
-
-
-def _fenced(lines: list[str]) -> str:
-    shown = [printable(line.expandtabs(4))[:_LONGEST] for line in lines[:_DIFF]]
-    if len(lines) > _DIFF:
-        shown.append(f"… {more(len(lines) - _DIFF, 'line')}")
-    fence = _longer_than("\n".join(shown), 3)
-    return "\n".join([f"{fence}diff", *shown, fence])
 
 
 # What comes after
@@ -276,19 +255,15 @@ def _problems(review: Review) -> Iterator[str]:
         ("Problems of the base", review.base.problems if review.base.decisions is None else ()),
     ):
         if problems:
-            yield f"\n### {heading}: {_counted(problems)}\n"
-            yield from _fitting([_problem(problem) for problem in problems], "problem", 2 * _SECTION)
-
-
-def _counted(problems: tuple[Problem, ...]) -> str:
-    errors = sum(problem.severity is Severity.ERROR for problem in problems)
-    return f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
-
-
-def _problem(problem: Problem) -> str:
-    place = f"{problem.path}:{problem.line}:{problem.column}"
-    hint = f"<br>{code(problem.hint)}" if problem.hint else ""
-    return f"- {code(place)} {problem.severity} {problem.code}: {code(problem.message)}{hint}"
+            errors = sum(problem.severity is Severity.ERROR for problem in problems)
+            numbers = f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
+            yield f"\n### {heading}: {numbers}\n"
+            lines = [
+                f"- {code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {code(each.message)}"
+                + (f"<br>{code(each.hint)}" if each.hint else "")
+                for each in problems
+            ]
+            yield from _fitting(lines, "problem", 2 * _SECTION)
 
 
 def _next(review: Review) -> Iterator[str]:
@@ -355,50 +330,41 @@ _RISKS = {
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
     """Every limit that holds the commit, every dangerous group, every line not heeded, every problem of HEAD."""
-    return (*_trips(review), *_dangers_annotations(review), *_unheeded(review), *review.head.problems)
+    unheeded = (
+        _annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
+        for each in review.unheeded
+    )
+    return (*_trips(review), *_dangerous(review), *unheeded, *review.head.problems)
 
 
 def _trips(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
     lines = dict(review.acknowledging())
+    shared = {Guard.MAX_UNKNOWN_CHANGES: review.unknown, Guard.MAX_ACCESS_CHANGES: review.shared}
     for trip in review.verdict.trips:
         risk = _RISKS.get(trip.guard)
         causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
-        if trip.guard is Guard.MAX_UNKNOWN_CHANGES and review.unknown is not None:
-            causing = list(review.unknown.causes)
-        if trip.guard is Guard.MAX_ACCESS_CHANGES and review.shared is not None:
-            causing = list(review.shared.causes)
-        claimed = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
-        yield _placed(
-            review,
-            [*claimed, *_places(causing)],
-            Code.HELD,
-            f"{trip.guard}: {phrases.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
-            "" if trip.acknowledged else f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}",
-            Severity.WARNING if trip.acknowledged else Severity.ERROR,
-        )
+        if (other := shared.get(trip.guard)) is not None:
+            causing = list(other.causes)
+        places = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
+        places += _places(causing)
+        message = f"{trip.guard}: {phrases.trip(trip)}"
+        if trip.acknowledged:
+            yield _annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
+        else:
+            hint = f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}"
+            yield replace(_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 
-def _dangers_annotations(review: Review) -> Iterator[Problem]:
+def _dangerous(review: Review) -> Iterator[Problem]:
     for group in review.groups:
-        risks = [risk for risk in group.risks if risk in DANGEROUS]
-        if risks:
+        if risks := [risk for risk in group.risks if risk in DANGEROUS]:
             message = f"{phrases.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
-            yield _placed(review, _places(group.causes), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
-
-    if review.changes is not None:
-        for change in review.changes.access:
-            message = f"{Risk.ACCESS}: {phrases.who_may_fetch(change)}"
-            yield _placed(
-                review, _at_fleet(review, change), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING
-            )
-
-
-def _unheeded(review: Review) -> Iterator[Problem]:
-    for each in review.unheeded:
-        message = f"{each.line!r} in {each.commit[:12]}: {each.why}"
-        yield _placed(review, [], Code.UNHEEDED, message, Code.UNHEEDED.hint, Severity.WARNING)
+            yield _annotation(review, _places(group.causes), Code.DANGEROUS, message)
+    for change in review.changes.access if review.changes is not None else ():
+        message = f"{Risk.ACCESS}: {phrases.who_may_fetch(change)}"
+        yield _annotation(review, [_place_in_fleet(review, *change.field.split("."))], Code.DANGEROUS, message)
 
 
 Place = tuple[str, int, int]  # path, line, column
@@ -408,24 +374,23 @@ def _places(causes: Iterable[ChangeCause]) -> list[Place]:
     return [cause.place for cause in causes if cause.place is not None]
 
 
-def _placed(
-    review: Review, places: Iterable[Place], code: Code, message: str, hint: str, severity: Severity
-) -> Problem:
-    """Return a problem at the first of these places; without one at the Fleet."""
-    path, line, column = next(iter(places), None) or _fleet(review)
-    return Problem(path=path, line=line, column=column, code=code, message=message, hint=hint, severity=severity)
+def _annotation(review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None) -> Problem:
+    """Return a warning at the first of these places; without one at the Fleet. ``hint`` None: that of the code."""
+    path, line, column = next(iter(places), None) or _place_in_fleet(review, "metadata", "name")
+    return Problem(
+        path=path,
+        line=line,
+        column=column,
+        code=code,
+        message=message,
+        hint=code.hint if hint is None else hint,
+        severity=Severity.WARNING,
+    )
 
 
-def _at_fleet(review: Review, change: AccessChange) -> Iterator[Place]:
-    """Where the new Fleet has a setting of who may fetch, or what is left around it."""
-    if (repository := review.head.repository) is not None:
-        key = Id("Fleet", repository.fleet.metadata.name)
-        path, place = repository.place(key, *change.field.split("."))
-        yield path, place.line, place.column
-
-
-def _fleet(review: Review) -> Place:
+def _place_in_fleet(review: Review, *field: str) -> Place:
+    """Return where the new Fleet has a field, or what is left around it."""
     assert review.head.repository is not None  # noqa: S101 - it was judged
     repository = review.head.repository
-    path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), "metadata", "name")
+    path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), *field)
     return path, place.line, place.column

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gitboot.fleet.identities import BmcAccess
@@ -17,8 +17,6 @@ from gitboot.review.document_changes import (
     AccessChange,
     Fate,
     FieldChange,
-    SharedChange,
-    changed_fields,
 )
 from gitboot.review.guards import SMALL, Area, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why, resets
@@ -109,36 +107,33 @@ def credentials(changes: Iterable[BmcChange]) -> list[str]:
 def reason(asked: Reinstall) -> str:
     """Why a server can ask for a disk-writing boot that it could not ask for before."""
     where = f"Maintenance/{asked.maintenance}" if asked.maintenance else ""
-    match asked.why:
-        case Why.MAINTENANCE if asked.old is None:
-            return f"{where} is new: {asked.new}"
-        case Why.MAINTENANCE:
-            return f"{where}: {asked.old} {ARROW} {asked.new}"
-        case Why.UNCOVERED:
-            return f"{where or 'its policy'} is no longer behind Maintenance/{asked.old}"
-        case Why.MAC:
-            return f"{asked.new} was a MAC address of Server/{asked.old}"
-        case Why.SERIAL:
-            return f"{asked.new} was the serial number of Server/{asked.old}"
-        case Why.ADDRESS:
-            return f"{asked.new} was an address of Server/{asked.old}"
-        case Why.UUID | Why.NAME | Why.NID:
-            return f"{asked.new} was the {asked.why} of Server/{asked.old}"
-        case Why.CLAIM:
-            boots = f"{where} boots" if where else "it boots"
-            return f"{boots} BootImage/{asked.new}, which claims for the first time to write no disk"
-        case Why.CLAIM_OF_BOOT:
-            boots = f"{where} boots" if where else "it boots"
-            return (
-                f"{boots} BootImage/{asked.new}, which claims to write no disk, with arguments, scripts, templates or "
-                "a base URL that no server was offered with it"
-            )
-        case Why.STOPPED:
-            return f"{where or 'its policy'} is stopped no longer"
-        case Why.WRITES_DISK:
-            return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
-        case _:
-            return f"{asked.why} {asked.old or '(none)'} {ARROW} {asked.new}"
+    if asked.why is Why.MAINTENANCE and asked.old is None:
+        return f"{where} is new: {asked.new}"
+    if asked.why is Why.WRITES_DISK:
+        return f"{asked.new} writes disks, {asked.old or 'the local disk'} did not"
+    words = {
+        "where": where or "its policy",
+        "boots": f"{where} boots" if where else "it boots",
+        "why": asked.why,
+        "old": asked.old or "(none)",
+        "new": asked.new or "(none)",
+    }
+    return _WORDS_OF_REASONS.get(asked.why, f"{{why}} {{old}} {ARROW} {{new}}").format(**words)
+
+
+_IDENTITY: Final = "{new} was the {why} of Server/{old}"
+_WORDS_OF_REASONS: Final[Mapping[Why, str]] = {
+    Why.MAINTENANCE: f"{{where}}: {{old}} {ARROW} {{new}}",
+    Why.UNCOVERED: "{where} is no longer behind Maintenance/{old}",
+    Why.MAC: "{new} was a MAC address of Server/{old}",
+    Why.SERIAL: "{new} was the serial number of Server/{old}",
+    Why.ADDRESS: "{new} was an address of Server/{old}",
+    **dict.fromkeys((Why.UUID, Why.NAME, Why.NID), _IDENTITY),
+    Why.CLAIM: "{boots} BootImage/{new}, which claims for the first time to write no disk",
+    Why.CLAIM_OF_BOOT: "{boots} BootImage/{new}, which claims to write no disk, with arguments, scripts, templates or "
+    "a base URL that no server was offered with it",
+    Why.STOPPED: "{where} is stopped no longer",
+}
 
 
 def switched(change: ServerChange) -> Iterator[str]:
@@ -154,33 +149,20 @@ def switched(change: ServerChange) -> Iterator[str]:
 
 def unknown(found: BecomesUnknown) -> str:
     """Why it becomes unknown whether a server is provisioned, and what makes it known."""
-    match found.since:
-        case Since.CAME:
-            return (
-                f"it comes with provision {found.what}, so it may be installed already: come with 1 to be installed, "
-                "or say what it is: gitboot records set"
-            )
-        case Since.REPLACES:
-            return (
-                f"it replaces {found.what}, which no server is: it is installed only if the instance has a record of "
-                "that with a lower number"
-            )
-        case Since.BOARD:
-            return f"its UUID was {found.what}: say replaces: {found.what}, and raise provision to install it"
-        case Since.NOT_RAISED:
-            return f"it replaces another board at provision {found.what}: raise it to install the machine"
-        case Since.MOVED:
-            return (
-                f"it comes to the site {found.what}, whose instance knows nothing of it: gitboot records hand-over and "
-                "take-over, or say what it is: gitboot records set"
-            )
-        case Since.OVERWRITTEN:
-            return f"Maintenance/{found.what} writes its disks: raise provision to install it again afterwards"
+    return _WORDS_OF_UNKNOWN[found.since].format(found.what)
 
 
-def deleted(unknown_servers: str) -> str:
-    """What becomes of machines whose documents are removed."""
-    return f"a machine without a document boots what unknown machines boot: {unknown_servers}"
+_WORDS_OF_UNKNOWN: Final[Mapping[Since, str]] = {
+    Since.CAME: "it comes with provision {0}, so it may be installed already: come with 1 to be installed, or say what "
+    "it is: gitboot records set",
+    Since.REPLACES: "it replaces {0}, which no server is: it is installed only if the instance has a record of that "
+    "with a lower number",
+    Since.BOARD: "its UUID was {0}: say replaces: {0}, and raise provision to install it",
+    Since.NOT_RAISED: "it replaces another board at provision {0}: raise it to install the machine",
+    Since.MOVED: "it comes to the site {0}, whose instance knows nothing of it: gitboot records hand-over and "
+    "take-over, or say what it is: gitboot records set",
+    Since.OVERWRITTEN: "Maintenance/{0} writes its disks: raise provision to install it again afterwards",
+}
 
 
 def when(effect: Effect) -> str:
@@ -195,16 +177,19 @@ def when(effect: Effect) -> str:
 
 def trip(tripped: Trip) -> str:
     """What a guard counted, and what it allows."""
-    if tripped.guard is Guard.ALLOW_EMPTY:
-        return "no server is left"
-    if tripped.guard is Guard.ALLOW_REWIND:
-        return "the commit does not descend from the accepted one"
-    if tripped.guard is Guard.MAX_UNKNOWN_CHANGES:
-        return f"what unknown machines boot changes; the limit is {tripped.limit}"
+    if (words := _WORDS_OF_TRIPS.get(tripped.guard)) is not None:
+        return words.format(limit=tripped.limit)
     number = share(tripped.number, tripped.of) if tripped.percent and tripped.of else f"{tripped.number:,}"
     of = f" of {tripped.of:,}" if tripped.of is not None else ""
     where = "" if tripped.area == "all" else f" in {tripped.area}"
     return f"{tripped.what}{where}: {number}{of}; the limit is {tripped.limit}{' %' if tripped.percent else ''}"
+
+
+_WORDS_OF_TRIPS: Final[Mapping[Guard, str]] = {
+    Guard.ALLOW_EMPTY: "no server is left",
+    Guard.ALLOW_REWIND: "the commit does not descend from the accepted one",
+    Guard.MAX_UNKNOWN_CHANGES: "what unknown machines boot changes; the limit is {limit}",
+}
 
 
 def counts(changes: Changes) -> str:
@@ -229,11 +214,18 @@ def counts(changes: Changes) -> str:
 
 def who_may_fetch(changed: AccessChange) -> str:
     """One setting of who may fetch, before and after."""
-    old, new = (_clients(changed.field, each) for each in (changed.old, changed.new))
+
+    def clients(found: list[str] | bool | str) -> str:
+        if isinstance(found, bool):
+            return str(found).lower()
+        if found:
+            return value(found if isinstance(found, str) else ", ".join(found))
+        return "every client" if changed.field.endswith(".clients") else "(absent)"
+
     effect = "more clients can fetch" if changed.widens else "fewer clients can fetch"
     if changed.widens and changed.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
-    return f"{changed.field}: {old} {ARROW} {new}: {effect}"
+    return f"{changed.field}: {clients(changed.old)} {ARROW} {clients(changed.new)}: {effect}"
 
 
 # What a log proves: `gitboot.fetchlog.log_entries`.
@@ -243,24 +235,11 @@ _RISK_OF_COPIES: Final = (
 )
 
 
-def _clients(field: str, found: list[str] | bool | str) -> str:
-    if isinstance(found, bool):
-        return str(found).lower()
-    if isinstance(found, str):
-        return value(found)
-    return value(", ".join(found)) if found else "every client" if field.endswith(".clients") else "(absent)"
-
-
 def claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
     """Who declared that an image writes no disk, and where; ``writer`` None: it is not committed."""
     path, line, _ = place
     written = f"written by {writer}" if writer is not None else "not committed yet"
     return f"BootImage/{image} claims for the first time to write no disk: {path}:{line}, {written}"
-
-
-def shared(changed: SharedChange) -> Iterable[FieldChange]:
-    """What of something shared differs."""
-    return changed_fields(changed.old or {}, changed.new)
 
 
 # Groups
@@ -286,20 +265,19 @@ def cause(found: ChangeCause) -> str:
     """What was done to a document: its fields, with their values where they are short and no one's secret."""
     if found.fate is not Fate.EDITED or not found.fields:
         return "renamed" if found.fate is Fate.EDITED and found.id.kind == "Server" else found.fate
-    shown = [change(field) if _is_harmless(field) else field.dotted for field in found.fields]
+    # Only a value that is a name, a number or an instant is shown: free text may hold anything.
+    shown = [
+        change(field) if _SHORT.search(field.dotted) and not _FREE_TEXT.search(field.dotted) else field.dotted
+        for field in found.fields
+    ]
     return " ".join(filter(None, ("; ".join(shown[:4]), more(len(shown) - 4, "field"))))
 
 
-_TOLD: Final = re.compile(
+_SHORT: Final = re.compile(
     r"\.(?:boot|current|diskBoot|httpBoot|image|inherits|lifecycle|mac|method|networkBoot|override|percent|policy"
     r"|power|priority|profile|provision|role|run|select|selector|site|stream|uuid|version|window|writesDisk)\b"
 )
-_FREE: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b")
-
-
-def _is_harmless(field: FieldChange) -> bool:
-    """Whether a field's value is a name, a number or an instant: free text may hold anything."""
-    return bool(_TOLD.search(field.dotted)) and not _FREE.search(field.dotted)
+_FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b")
 
 
 def effects(groups: Iterable[Group]) -> list[tuple[str, int]]:

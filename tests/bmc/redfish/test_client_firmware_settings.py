@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
-from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Outcome
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, racks
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import MakeRack, Rack
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Drop, Ignored
@@ -23,16 +20,10 @@ from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, IDRAC10, ILO6
 
 TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"
-HTTP = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
+HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
 BY_LOADER = Wanted(reason="provision/1", plan_digest="d" * 64, override=HTTP, own_loaders=TREE)
 BY_UKI = replace(BY_LOADER, own_loaders=None)
 RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
 
 
 def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
@@ -190,9 +181,9 @@ def test_it_is_read_where_it_matters_and_once_for_each_reset(make_rack: MakeRack
     rack.bring_about(BY_LOADER)
     assert reads() == 0, "it takes HttpBootUri"
     rack = rack_of(make_rack)
-    rack.bring_about(replace(BY_LOADER, override=replace(HTTP, target=BootTarget.PXE, http_boot_uri=None)))
+    rack.bring_about(replace(BY_LOADER, override=replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None)))
     assert reads() == 0, "no HTTP boot is wanted"
-    with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
+    with rack.connect() as bmc:
         for _ in range(3):
             assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == ""
         assert reads() == 1

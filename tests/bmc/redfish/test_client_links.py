@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
 from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Redirect
 from tests.helpers.redfish_double.profiles import ILO6, XCC
 
@@ -26,17 +21,14 @@ FOLLOWED = (301, 302, 307, 308)
 
 
 @pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
+def rack(make_rack: MakeRack) -> Rack:
     """A machine whose paths end in a slash, and which redirects requests without it."""
-    with racks(tmp_path) as make:
-        yield make(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+    return make_rack(profile=ILO6)
 
 
 @pytest.fixture
-def bmc(rack: Rack) -> Iterator[BmcConnection]:
-    credentials = Credentials(username=USER, password=PASSWORD)
-    with BmcConnection(rack.server.url, credentials, system=rack.machine.path) as bmc:
-        yield bmc
+def bmc(rack: Rack) -> BmcConnection:
+    return rack.connect()
 
 
 def requests_of(rack: Rack) -> list[tuple[str, str]]:
@@ -97,26 +89,23 @@ def test_a_lease_that_is_lost_during_a_redirect_ends_the_write(rack: Rack) -> No
         if len(sent) == 2:
             raise LeaseLost("another acts")
 
-    credentials = Credentials(username=USER, password=PASSWORD)
-    with BmcConnection(rack.server.url, credentials, reach=Reach(fence=fence)) as bmc:
-        rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
-        with pytest.raises(LeaseLost):
-            bmc.set_override(ONCE.override, bmc.observe())
+    bmc = rack.connect(reach=Reach(fence=fence))
+    rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
+    with pytest.raises(LeaseLost):
+        bmc.set_override(ONCE.override, bmc.observe())
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 
 
 @for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
-def test_a_link_to_the_bmc_itself_may_be_a_url(tmp_path: Path, form: str) -> None:
-    with racks(tmp_path) as make:
-        rack = make(Machine("web01", uuid=uuid_of("web01"), profile=XCC))
-        host = rack.server.url.partition("//")[2]
-        link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
-        collection = json.dumps({"Members": [{"@odata.id": link}]}).encode()
-        with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
-            bmc.read("/redfish/v1/")
-            rack.server.fault(Body(body=b"{}"))  # the root, which may name no collection
-            rack.server.fault(Body(body=collection))
-            assert bmc.observe().system == rack.machine.path, form
+def test_a_link_to_the_bmc_itself_may_be_a_url(make_rack: MakeRack, form: str) -> None:
+    rack = make_rack(profile=XCC)
+    host = rack.server.url.partition("//")[2]
+    link = form.format(url=rack.server.url, host=host, upper=f"HTTP://{host}", path=rack.machine.path)
+    bmc = rack.connect(system=None)
+    bmc.read("/redfish/v1/")
+    rack.server.fault(Body(body=b"{}"))  # the root, which may name no collection
+    rack.server.fault(Body(body=json.dumps({"Members": [{"@odata.id": link}]}).encode()))
+    assert bmc.observe().system == rack.machine.path, form
 
 
 @for_each(
@@ -133,17 +122,11 @@ def test_a_link_to_the_bmc_itself_may_be_a_url(tmp_path: Path, form: str) -> Non
         "",
     ],
 )
-def test_a_link_to_another_place_is_refused(tmp_path: Path, link: str) -> None:
-    with racks(tmp_path) as make:
-        rack = make()
-        link = link.format(host=rack.server.url.partition("//")[2])
-        credentials = Credentials(username=USER, password=PASSWORD)
-        with (
-            BmcConnection(rack.server.url, credentials) as bmc,
-            pytest.raises(BmcRejected, match="not a path on this BMC"),
-        ):
-            bmc.read(link)
-        assert rack.server.service.requests == []
+def test_a_link_to_another_place_is_refused(make_rack: MakeRack, link: str) -> None:
+    rack = make_rack()
+    with pytest.raises(BmcRejected, match="not a path on this BMC"):
+        rack.connect().read(link.format(host=rack.server.url.partition("//")[2]))
+    assert rack.server.service.requests == []
 
 
 @for_each(

@@ -11,13 +11,14 @@ import pytest
 from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_state import OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.redfish_double.double import STARTED
 
 # One machine for each test.
@@ -48,12 +49,12 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def _bring_about(url: str, uuid: SystemUuid, enabled: Enabled, *, replaces: bool = True) -> list[Result]:
+def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
     """What comes of a wanted override at once, and five minutes later; ``replaces``: a person lets it."""
     wanted = Wanted(
         reason=f"provision/{enabled}",
         plan_digest="d" * 64,
-        override=Override(enabled=enabled, target=BootTarget.PXE, mode="UEFI"),
+        override=Override(enabled=enabled, target=OverrideTarget.PXE, mode="UEFI"),
     )
     opened = OverrideRecord(
         reason=wanted.reason,
@@ -74,32 +75,32 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: Enabled, *, replaces: bool
         url, Credentials(username="gitboot", password="secret"), system=f"/redfish/v1/Systems/{uuid}"
     ) as bmc:
         for at in (STARTED, STARTED + timedelta(minutes=5)):
-            job = Job(
+            job = BmcTask(
                 server="web01",
                 uuid=uuid,
                 bmc=BmcAccess(address=url, system=None, credentials="rack", verify=True, ca=None),
                 wanted=wanted,
                 records=tuple(records.values()),
             )
-            results.append(bring_about(bmc, job, write, lambda at=at: at))  # type: ignore[misc]
+            results.append(OverrideSession(bmc, job, write, lambda at=at: at).run())  # type: ignore[misc]
     return results
 
 
 def test_what_stands_there_already_is_a_persons_to_replace(emulator: str) -> None:
-    asked, _ = _bring_about(emulator, FOREIGN, Enabled.ONCE, replaces=False)
+    asked, _ = _bring_about(emulator, FOREIGN, OverrideEnabled.ONCE, replaces=False)
     assert asked.asks is OperatorCondition.FOREIGN_OVERRIDE
     assert "the BMC shows Continuous Hdd, which gitboot has not set" in asked.message
 
 
 def test_a_continuous_override_is_set_and_seen(emulator: str) -> None:
-    first, later = _bring_about(emulator, CONTINUOUS, Enabled.CONTINUOUS)
+    first, later = _bring_about(emulator, CONTINUOUS, OverrideEnabled.CONTINUOUS)
     assert (first.outcome, first.message) == (Outcome.APPLIED, "the BMC shows Continuous Pxe")
     assert (later.outcome, later.message) == (Outcome.UNCHANGED, "the BMC shows Continuous Pxe")
 
 
 def test_a_bmc_that_makes_once_continuous_is_quoted(emulator: str) -> None:
     """It takes Once, and keeps Continuous: for ever, if nobody says so."""
-    first, later = _bring_about(emulator, ONCE, Enabled.ONCE)
+    first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is Outcome.WAITING
     assert first.message == "Once Pxe was set a moment ago, and the BMC shows Continuous Pxe"
     assert later.asks is OperatorCondition.NEEDS_OPERATOR

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override
+from gitboot.bmc.override_state import Override
 from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.bmc.redfish import quirks
@@ -19,6 +19,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
 from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.errors import GitbootError
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import PROFILES, Profile
@@ -29,10 +30,10 @@ PAYLOADS = Path(__file__).parents[2] / "helpers" / "redfish_double" / "payloads"
 ROOT = Path(__file__).parents[3]
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"
-ONCE = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-ALWAYS = replace(ONCE, enabled=Enabled.CONTINUOUS)
-FROM_CD = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI")
-FROM_PXE = replace(FROM_CD, target=BootTarget.PXE)
+ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
+ALWAYS = replace(ONCE, enabled=OverrideEnabled.CONTINUOUS)
+FROM_CD = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI")
+FROM_PXE = replace(FROM_CD, target=OverrideTarget.PXE)
 OLD = replace(FROM_PXE, mode="Legacy")
 
 
@@ -66,8 +67,7 @@ def test_what_real_bmcs_sent_is_understood(
     )
     assert system is not None
     seen = observe(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
-    assert seen.bmc == row
-    assert seen.settings.rpartition("/")[2] == settings
+    assert (seen.bmc, seen.settings.rpartition("/")[2]) == (row, settings)
     assert stands(OFF, seen)
     assert seen.shown.uuid is not None or seen.shown.serial is not None
     assert [_in_words(fit(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]

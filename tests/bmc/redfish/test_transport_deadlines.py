@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_state import Observed, Override, Wanted
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.client import BmcConnection, is_redfish
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcUnreachable
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, Rack, racks
 from tests.helpers.redfish_double.faults import Slow
 from tests.helpers.redfish_double.media import Drive
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
@@ -26,25 +24,19 @@ from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
 ISO = "http://boot.test/assets/node/1.iso"
 SHORT_S = 0.3
 SENT_FOR_HOURS = Slow(every_s=60)  # an answer has some hundred bytes
-CREDENTIALS = Credentials(username=USER, password=PASSWORD)
 
 
 @pytest.fixture
 def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rack]:
     profile: Profile = getattr(request, "param", GENERIC)
     with racks(tmp_path) as make:
-        yield make(Machine("web01", uuid=uuid_of("web01"), profile=profile))
-
-
-def open_bmc(rack: Rack) -> BmcConnection:
-    timeouts = {"connect_timeout_s": SHORT_S, "read_timeout_s": SHORT_S}
-    return BmcConnection(rack.server.url, CREDENTIALS, system=rack.machine.path, **timeouts)  # type: ignore[arg-type]
+        yield make(profile=profile)
 
 
 Call = Callable[[BmcConnection, Observed], object]
 CALLS: list[tuple[str, Profile, str, Call]] = [
     ("observe", GENERIC, "GET", lambda bmc, _: bmc.observe()),
-    ("is_redfish", GENERIC, "GET", lambda bmc, _: is_redfish(bmc)),
+    ("is_redfish", GENERIC, "GET", lambda bmc, _: bmc.is_redfish()),
     ("with_clock", GENERIC, "GET", lambda bmc, seen: bmc.with_clock(seen, lambda: datetime(2026, 11, 20, tzinfo=UTC))),
     ("set_override", GENERIC, "PATCH", lambda bmc, seen: bmc.set_override(ONCE.override, seen)),
     ("reset", GENERIC, "POST", lambda bmc, seen: bmc.reset(ResetType.FORCE_RESTART, seen)),
@@ -66,18 +58,18 @@ CALLS: list[tuple[str, Profile, str, Call]] = [
     indirect=["rack"],
 )
 def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
-    with BmcConnection(rack.server.url, CREDENTIALS, system=rack.machine.path, read_timeout_s=60) as patient:
+    with rack.connect(read_timeout_s=60) as patient:
         seen = patient.media.with_slots(patient.observe())
         seen = replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
     rack.server.fault(SENT_FOR_HOURS, on=method, times=9)
-    bmc = open_bmc(rack)
+    bmc = rack.connect(connect_timeout_s=SHORT_S, read_timeout_s=SHORT_S)
     with pytest.raises(BmcUnreachable):
         call(bmc, seen)
     bmc.close(log_out=False)
 
 
 def test_a_logout_at_a_bmc_that_drips_ends(rack: Rack) -> None:
-    bmc = BmcConnection(rack.server.url, CREDENTIALS, system=rack.machine.path, read_timeout_s=60)
+    bmc = rack.connect(read_timeout_s=60)
     bmc.observe()
     bmc.login.keeps = True
     bmc.observe()
@@ -95,7 +87,7 @@ def with_many_drives(rack: Rack) -> None:
 def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> None:
     with_many_drives(rack)
     reach = Reach(total_s=0.5)
-    with BmcConnection(rack.server.url, CREDENTIALS, system=rack.machine.path, reach=reach) as bmc:
+    with rack.connect(reach=reach) as bmc:
         seen = bmc.observe()
         with reach.watched(), pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"):
             bmc.media.with_slots(seen)
@@ -105,7 +97,7 @@ def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> No
 
 def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with_many_drives(rack)
-    disc = Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=ISO)
+    disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
     job = rack.job(Wanted(reason="provision/1", plan_digest="d" * 64, override=disc))
     with rack.fleet() as fleet:
         monkeypatch.setattr(Reach, "left_s", limited_to(rack, 50))

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, State, Wanted
+from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_state import Override, State, Wanted
 from gitboot.bmc.power_steps import Manner, Switching
-from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ETAG_FORMS, if_match_values, read_etags
-from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcChanged
-from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Status
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
 
@@ -54,16 +49,6 @@ def with_form(profile: Profile, header: str, body: str, if_match: str) -> Profil
     )
 
 
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-def rack_of(make_rack: MakeRack, profile: Profile) -> Rack:
-    return make_rack(Machine("web01", uuid=uuid_of("web01"), profile=profile))
-
-
 def if_matches(rack: Rack) -> list[str | None]:
     return [each.headers.get("If-Match") for each in rack.server.service.requests if each.method == "PATCH"]
 
@@ -72,7 +57,7 @@ def if_matches(rack: Rack) -> list[str | None]:
 def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_accepts(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = rack_of(make_rack, with_form(GENERIC, header, body, if_match))
+    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
     result = rack.bring_about()
     assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (Outcome.APPLIED, State.CONFIRMED)
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
@@ -84,17 +69,17 @@ def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_acc
 def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = rack_of(make_rack, with_form(GENERIC, header, body, if_match))
-    with BmcConnection(rack.server.url, Credentials(username=USER, password=PASSWORD)) as bmc:
-        seen = bmc.observe()
-        rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-        with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
-            bmc.set_override(ONCE.override, seen)
+    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
+    bmc = rack.connect()
+    seen = bmc.observe()
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
+        bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 
 
 def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack, replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
+    rack = make_rack(profile=replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
     result = rack.bring_about()
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is Outcome.WAITING
@@ -109,7 +94,7 @@ def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) ->
 
 def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: MakeRack) -> None:
     """The BMC is read again right before a request that it would accept after any change."""
-    rack = rack_of(make_rack, with_form(GENERIC, '"{}"', '"{}"', "*"))
+    rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', "*"))
     precondition = rack.machine.precondition
 
     def changed_by_another(body: dict[str, object], if_match: str | None) -> object:
@@ -120,13 +105,12 @@ def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: M
 
     rack.machine.precondition = changed_by_another  # type: ignore[assignment,method-assign]
     rack.bring_about()
-    assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
-    assert len(if_matches(rack)) == 2
+    assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
 
 
 def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_reading(make_rack: MakeRack) -> None:
     for if_match, expected in (('"{}"', ["GET", "PATCH", "GET"]), ("{}", ["GET", "PATCH", "GET", "PATCH", "GET"])):
-        rack = rack_of(make_rack, with_form(GENERIC, '"{}"', '"{}"', if_match))
+        rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', if_match))
         rack.bring_about()
         assert [each.method for each in rack.machine.requests if "Managers" not in each.path] == expected
 
@@ -134,14 +118,14 @@ def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_
 @pytest.mark.parametrize("status", [412, 428])
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}'])
 def test_a_refused_etag_is_known_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
-    rack = rack_of(make_rack, GENERIC)
+    rack = make_rack(profile=GENERIC)
     rack.server.fault(Status(status=status, body=body), on="PATCH")
     assert rack.bring_about().outcome is Outcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
 
 
 def test_a_bmc_without_etags_that_demands_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack, with_form(GENERIC, "", "", '"{}"'))
+    rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
     assert rack.bring_about().outcome is Outcome.APPLIED
     assert if_matches(rack) == [None, "*"]
 
@@ -150,12 +134,12 @@ def test_a_bmc_without_etags_that_demands_if_match_gets_an_asterisk(make_rack: M
 def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = rack_of(make_rack, with_form(XCC, header, body, if_match))
+    rack = make_rack(profile=with_form(XCC, header, body, if_match))
     iso = "http://boot.test/assets/node/1.iso"
     disc = Wanted(
         reason="provision/1",
         plan_digest="d" * 64,
-        override=Override(enabled=Enabled.ONCE, target=BootTarget.CD, mode="UEFI", medium=iso),
+        override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
     )
     assert rack.bring_about(disc).outcome is Outcome.APPLIED
     assert rack.machine.drives[1].image == iso
@@ -167,8 +151,8 @@ def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
 def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = rack_of(make_rack, with_form(IDRAC9, header, body, if_match))
-    http = Override(enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
+    rack = make_rack(profile=with_form(IDRAC9, header, body, if_match))
+    http = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
     wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=http, own_loaders="http://boot.test/")
     restart = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
     rack.bring_about(wanted, switching=restart)
@@ -208,7 +192,7 @@ def test_each_form_of_etag_names_its_source() -> None:
 
 @pytest.mark.parametrize("etag", ['"ä"', '"a\\nb"', "7", "null"])
 def test_an_etag_that_no_header_can_have_is_no_fault(make_rack: MakeRack, etag: str) -> None:
-    rack = rack_of(make_rack, replace(GENERIC, etag_header="", etag_body=""))
+    rack = make_rack(profile=replace(GENERIC, etag_header="", etag_body=""))
     shown = json.dumps(rack.machine.system() | {"@odata.etag": "X"}).replace('"X"', json.dumps(etag))
     rack.server.fault(Body(body=shown.encode()))
     assert rack.bring_about().outcome is Outcome.APPLIED

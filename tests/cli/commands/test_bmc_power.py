@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
-from gitboot.bmc.override_state import Observed
+from gitboot.bmc.override_state import Leave, Observed
 from gitboot.bmc.override_steps import OFF
-from gitboot.bmc.power_steps import NothingToSwitch, NotSwitched, PowerAction, ResetType, Send, next_power
+from gitboot.bmc.power_steps import NotSwitched, PowerAction, ResetType, Send, next_power
 from gitboot.cli.main import Exit
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
@@ -30,11 +30,11 @@ def observed(**more: Any) -> Observed:
     [
         ("on", False, observed(power="Off"), Send(type=ResetType.ON)),
         ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), Send(type=ResetType.FORCE_ON)),
-        ("on", False, observed(), NothingToSwitch(why="it is on")),
-        ("on", False, observed(in_post=True), NothingToSwitch(why="it is on")),
+        ("on", False, observed(), Leave(why="it is on")),
+        ("on", False, observed(in_post=True), Leave(why="it is on")),
         ("off", False, observed(reset_types=ALL), Send(type=ResetType.GRACEFUL_SHUTDOWN)),
         ("off", True, observed(reset_types=ALL), Send(type=ResetType.FORCE_OFF)),
-        ("off", False, observed(power="Off"), NothingToSwitch(why="it is off")),
+        ("off", False, observed(power="Off"), Leave(why="it is off")),
         ("reset", False, observed(reset_types=ALL), Send(type=ResetType.GRACEFUL_RESTART)),
         ("reset", True, observed(reset_types=ALL), Send(type=ResetType.FORCE_RESTART)),
         ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), Send(type=ResetType.POWER_CYCLE)),

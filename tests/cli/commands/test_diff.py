@@ -269,17 +269,6 @@ def test_several_formats_are_written_at_once(work: Work) -> None:
     assert done.output.splitlines()[0].startswith("::error file=stream.yaml,line=4,col=17,title=GB6001::")
 
 
-def test_what_is_gone_is_annotated_where_the_fleet_is(work: Work) -> None:
-    work.commit({path: None for path in FLEET if "fra1-web" in path})
-    assert "file=fleet.yaml" in diff("main..topic", "-o", "github").output
-
-
-def test_the_same_commits_give_the_same_bytes(work: Work) -> None:
-    work.commit({**BUMP, **RAISED})
-    for form in ("text", "json", "markdown"):
-        assert diff("main..topic", "-o", form).output == diff("main..topic", "-o", form).output
-
-
 # Several merges in one range
 
 
@@ -299,21 +288,6 @@ def merged(work: Work, files: dict[str, str], *acks: str) -> None:
     work.git("merge", "--quiet", "--no-ff", "-m", "Merge", "topic")
 
 
-def test_e19_two_merges_that_are_each_acknowledged_are_fine_together(work: Work) -> None:
-    work.commit(RAISED)
-    (first,) = lines("main..topic")
-    work.git("branch", "--force", "accepted", "main")
-    merged(work, RAISED, first)
-    work.git("checkout", "--quiet", "-B", "topic", "main")
-    work.commit(AGAIN)
-    (second,) = lines("main..topic")
-    merged(work, AGAIN, second)
-    assert len({first, second}) == 2
-    done = diff("accepted..main", "--each-merge")
-    assert (done.exit_code, done.output.splitlines()[0]) == (0, "Fine, maxReinstalls acknowledged")
-    assert facts("accepted..main", "--each-merge")["unheeded"] == []
-
-
 def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None:
     work.git("branch", "--force", "accepted", "main")
     merged(work, RAISED)
@@ -330,16 +304,6 @@ def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None
     assert "each commit by itself" in diff("accepted..main", "--each-merge", "-o", "markdown").output
     work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *each]))
     assert diff("accepted..main", "--each-merge").exit_code == 0
-
-
-def test_e19_a_branch_that_is_put_on_top_commit_by_commit_is_acknowledged_as_one(work: Work) -> None:
-    work.commit(RAISED)
-    work.commit(AGAIN)
-    joint = lines("main..topic")[0]
-    work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{joint}")
-    assert diff("main..topic", "--each-merge").exit_code == diff("main..topic").exit_code == 0
-    work.commit({"servers/fra1-db03.yaml": server("fra1-db03", "site: fra1, role: db", "provision: 2")})
-    assert diff("main..topic", "--each-merge").exit_code == 4
 
 
 def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before(work: Work) -> None:

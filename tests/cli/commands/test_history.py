@@ -72,25 +72,6 @@ def test_a_code_host_is_told_paths_from_where_it_checked_out(
 # plan
 
 
-def test_a_selector_that_selects_nobody_is_refused(gitboot: Typed, work: Work) -> None:
-    code, out, said = gitboot("plan", work.path, "-l", "role=db")
-    assert (code, out) == (64, "")
-    assert "no server has the labels role=db; the fleet has 1\n" in said
-    code, out, said = gitboot("plan", work.path, "--server", "web01", "-l", "role=db", "-o", "json")
-    assert (code, out) == (64, "")
-    assert "no server among web01 has the labels role=db; the fleet has 1\n" in said
-
-
-@pytest.mark.parametrize(
-    ("instant", "phase"),
-    [("0001-01-01T00:00:00Z", "Network"), ("2026-11-20T22:00:00Z", "Maintenance"), ("9999-12-31T23:59:59Z", "Network")],
-)
-def test_plan_looks_at_any_instant(gitboot: Typed, work: Work, instant: str, phase: str) -> None:
-    work.write({"m.yaml": maintenance("repair", "20T22:00 21T04:00")})
-    code, out, _ = gitboot("plan", work.path, "--at", instant, "-o", "json")
-    assert (code, json.loads(out)["items"][0]["phase"]) == (0, phase)
-
-
 # explain
 
 
@@ -111,15 +92,6 @@ def test_explain_says_which_commit_wrote_each_field(gitboot: Typed, work: Work) 
     assert commits["image"]["subject"] == "Begin"
     assert commits["provision"] == {"revision": "WORKTREE", "author": None, "date": None, "subject": None}
     assert commits["phase"] is None
-
-
-def test_explain_without_git_is_as_it_was(gitboot: Typed, tmp_path: Path) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).write_text(text)
-    _, out, _ = gitboot("explain", "web01", "--path", tmp_path)
-    assert out.splitlines()[0].split() == ["FIELD", "VALUE", "RULE", "WHY,", "AND", "WHERE", "IT", "IS", "WRITTEN"]
-    reasons = json.loads(gitboot("explain", "web01", "--path", tmp_path, "-o", "json")[1])["reasons"]
-    assert {reason["commit"] for reason in reasons} == {None}
 
 
 # history

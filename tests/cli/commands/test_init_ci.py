@@ -24,10 +24,12 @@ from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.provisioning_record import exported
 from tests.helpers.ci_runner import (
+    HARMLESS,
+    INVALID,
+    JOBS,
     PIPELINE,
     CommentHost,
     Fleet,
-    comment_host,
     fill_hashes,
     fresh,
     on_github,
@@ -36,25 +38,11 @@ from tests.helpers.ci_runner import (
     shell,
 )
 from tests.helpers.fleets import server
-from tests.helpers.forked_commands import for_shells
 from tests.helpers.signers import Minisign
 
 ROOT = Path(__file__).parents[3]
 
-HARMLESS = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
-INVALID = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}
-
-
-@pytest.fixture
-def host() -> Iterator[CommentHost]:
-    with comment_host() as host:
-        yield host
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
 
 
 @pytest.fixture(scope="session")
@@ -62,14 +50,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs as a job has them: gitboot begins anew each time, and imports nothing from where it is called."""
     command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
-
-
-JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
 
 
 # What a pull request gets

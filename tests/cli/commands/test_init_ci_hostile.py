@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -18,25 +17,21 @@ from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
 from gitboot.review.formats.markdown import marker
 from tests.helpers.ci_runner import (
     BOT,
+    HARMLESS,
+    INVALID,
+    JOBS,
     MALLORY,
     PIPELINE,
     CommentHost,
     Fleet,
-    comment_host,
     fill_hashes,
     fresh,
-    on_github,
-    on_gitlab,
     programs_of,
     shell,
 )
-from tests.helpers.forked_commands import for_shells
 
 ROOT = Path(__file__).parents[3]
-JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
-CHANGED = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 AGAIN = {"servers/web01.yaml": ("[debug]", "[verbose]")}
-INVALID = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}
 
 # Names that a workflow has written, in this version or an earlier one, and folders of such files.
 WRITTEN = (
@@ -51,27 +46,11 @@ WRITTEN = (
 FOLDERS = ("review", "rollout", "gitboot")
 
 
-@pytest.fixture
-def host() -> Iterator[CommentHost]:
-    with comment_host() as host:
-        yield host
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
-
-
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs as a job has them: gitboot begins anew each time, as its console script does."""
     command = f'exec {Path(sys.executable).parent}/gitboot "$@"'
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
-    return Fleet(tmp_path)
 
 
 def link(fleet: Fleet, target: Path, *names: str) -> None:
@@ -128,7 +107,7 @@ def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
 def test_finding_s2_no_symlink_of_a_branch_keeps_an_earlier_comment(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     link(fleet, Path(os.devnull), *WRITTEN, *FOLDERS)
     fleet.change(AGAIN)
@@ -145,7 +124,7 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_an_artifact(
     key.write_text("PRIVATE KEY")
     (fleet.work.path / "review").mkdir()
     link(fleet, key, "gitboot.key", "gitboot.yaml.txt", *WRITTEN, "review/key.md", "review/key.xml")
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     found = [path for path in ran.kept.rglob("*") if path.is_file()]
     assert found
@@ -157,7 +136,7 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_an_artifact(
 def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     assert "debug" in host.comments[0]["body"]
     fleet.change(AGAIN)
@@ -171,20 +150,11 @@ def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
-    job: Any, fleet: Fleet, host: CommentHost, programs: Path
-) -> None:
-    fleet.change(CHANGED)
-    ran = job(fleet, host, programs, head="f" * 40)
-    assert (ran.failed, host.comments) == ({}, [])
-
-
-@pytest.mark.parametrize("job", JOBS)
 def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     """Git prefers a tag to a branch of the same name, wherever it is not told which."""
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     for name in ("main", "origin/main", "target"):
         fleet.work.git("tag", name)
         fleet.work.git("push", "--quiet", "origin", f"refs/tags/{name}")
@@ -204,7 +174,7 @@ def test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited(
     host.comments.append({"id": 0, "body": theirs, **MALLORY})
     host.comments.append({"id": 1, "body": theirs, "user": None, "author": None})  # an account that was deleted
     host.comments.append({"id": 2, "body": f"{marker('other')}\nours, of another fleet", **BOT})
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     assert [comment["body"] for comment in host.comments[:2]] == [theirs, theirs]
     assert "another fleet" in host.comments[2]["body"] and "debug" in host.comments[3]["body"]
@@ -220,7 +190,7 @@ def test_finding_s9_a_comment_that_may_not_be_edited_leads_to_a_new_one(
 ) -> None:
     host.comments.append({"id": 0, "body": f"{marker('')}\nlocked", **BOT})
     host.frozen = {0}
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     assert host.comments[0]["body"].endswith("locked") and "debug" in host.comments[1]["body"]
 
@@ -230,7 +200,7 @@ def test_finding_s9_large_comments_of_strangers_do_not_hide_ones_own(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     host.comments += [{"id": number, "body": "\x01" * 65_536, **MALLORY} for number in range(30)]
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     assert ran.failed == {}, ran.out
     assert "debug" in host.comments[-1]["body"]
@@ -267,7 +237,7 @@ def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
     fleet.work.git("branch", "--quiet", "--force", "change")
     fleet.work.git("switch", "--quiet", "change")
     fill_hashes(fleet.work.path / PACKAGES)  # by the branch: it does not count
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     assert list(ran.failed.values()) == [1] and host.comments == []
     assert "gitboot==0.2.0 --hash=sha256:MISSING" in ran.out
@@ -398,7 +368,7 @@ def test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system(
     for name in names:
         (fleet.work.path / name).parent.mkdir(parents=True, exist_ok=True)
         (fleet.work.path / name).write_text("kind: Nothing\n")
-    fleet.change(CHANGED)
+    fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     assert "stop-commands" in ran.out and ran.failed
     begins = [line for line in ran.out.splitlines() if re.match(r"\s*(::|##)", line)]

@@ -184,12 +184,6 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     assert rack.blades["web01"].times_set == 1
 
 
-def test_one_more_commit_makes_the_digest_stale(rack: Rack) -> None:
-    digest = hold(rack)
-    assert hold(rack) != digest
-    assert rack.typed("approve", digest, *REINSTALL, *REASON).code == Exit.STALE
-
-
 def test_status_has_the_line_that_approves_what_is_held(rack: Rack) -> None:
     digest = hold(rack)
     lines = rack.said("status").splitlines()
@@ -402,18 +396,6 @@ def test_once_ends_with_the_worst_that_it_met(rack: Rack) -> None:
     assert codes == {"fine": 0, "held": 4, "invalid": 3, "suspended": 7, "source": 6}
 
 
-def test_once_in_part_exits_with_8(rack: Rack) -> None:
-    rack.said("records", "set", "web01", "pending", *REASON)
-    rack.blades["web01"].bmc.__exit__(None, None, None)
-    assert rack.once(*rack.spooling).code == Exit.PARTIAL
-
-
-def test_once_beside_a_running_instance_says_who_runs(rack: Rack) -> None:
-    with rack.running() as instance:
-        done = rack.once()
-    assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
-
-
 # State directories that cannot be what was meant
 
 COMMANDS = (
@@ -496,10 +478,3 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")
         assert "restore it from a backup" in done.err
     assert (state / "ledger.sqlite").read_bytes() == b"this is no ledger" * 99
-
-
-@pytest.mark.parametrize("command", ["records show wbe01", "records set wbe01 provisioned --reason x"])
-def test_a_misspelt_server_is_answered_with_the_near_one(ended: Rack, command: str) -> None:
-    done = ended.typed(*command.split())
-    assert (done.code, done.out) == (Exit.USAGE, "")
-    assert done.err == "gitboot: the accepted commit has no server 'wbe01'; did you mean web01?\n"

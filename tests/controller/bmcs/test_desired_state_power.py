@@ -99,6 +99,19 @@ class Hall:
         """The machine fetches the entry of its plan."""
         self.bench.fetch(self.bench.servers[name].plan)
 
+    def resets_after(self, seconds: float = 0, step: float = 31) -> list[int]:
+        """Let time pass as `run` does, and return how often each machine was reset."""
+        self.run(seconds, step)
+        return self.resets
+
+    def condition(self, type: str) -> tuple[object, ...]:
+        """The status and the reason of a condition; () where there is none."""
+        return (self.bench.condition(type) or ())[:2]
+
+    def cause(self, name: str) -> Cause | None:
+        plan = self.bench.servers[name].plan
+        return plan.cause if plan is not None else None
+
     @property
     def resets(self) -> list[int]:
         return [machine.resets for machine in self.machines.values()]
@@ -124,45 +137,32 @@ def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "re
 
 def test_a_maintenance_restarts_its_servers_one_after_the_other(hall: Hall) -> None:
     hall.decide(check())
-    hall.run()
-    assert hall.resets == [1, 0, 0]
-    assert hall.states("web01") == {"power/check/1": SwitchState.ASKED}
-    hall.run(62)  # it is in POST
-    assert hall.resets == [1, 0, 0]
-    hall.run(62)
-    assert hall.resets == [1, 1, 0]
-    assert hall.machines["web01"].boots[-1].target == "Pxe"
+    assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.ASKED})
+    assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
+    assert (hall.resets_after(62), hall.machines["web01"].boots[-1].target) == ([1, 1, 0], "Pxe")
     assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
-    hall.run(600, step=301)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(600, step=301) == [1, 1, 1]
 
 
-def test_so_many_go_as_may_be_down_at_a_time(hall: Hall) -> None:
-    hall.decide(check("maxUnavailable: 67%"))
-    hall.run()
-    assert hall.resets == [1, 1, 0]
-
-
-def test_each_group_has_a_limit_of_its_own(hall: Hall) -> None:
-    hall.decide(check("maxUnavailablePer: rack"))
-    hall.run()
-    assert hall.resets == [1, 0, 1]
-
-
-def test_nothing_is_switched_where_nobody_says_so(hall: Hall) -> None:
-    hall.decide(maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"))
-    hall.run(300, step=301)
-    assert hall.resets == [0, 0, 0]
+@pytest.mark.parametrize(
+    ("case", "document", "resets"),
+    [
+        ("as many as may be down", check("maxUnavailable: 67%"), [1, 1, 0]),
+        ("each group has its own limit", check("maxUnavailablePer: rack"), [1, 0, 1]),
+        ("nobody wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
+    ],
+)
+def test_as_many_are_restarted_as_a_maintenance_lets_be_down(
+    hall: Hall, case: str, document: str, resets: list[int]
+) -> None:
+    hall.decide(document)
+    assert hall.resets_after() == resets, case
 
 
 def test_nothing_is_switched_before_the_window_nor_after_it(hall: Hall) -> None:
     hall.decide(check(window="20T12:10 20T12:11"))
-    hall.run(540, step=301)
-    assert hall.resets == [0, 0, 0]
-    hall.run(93)
-    assert hall.resets == [1, 0, 0]
-    hall.run(3600, step=301)
-    assert hall.resets == [1, 0, 0]
+    assert (hall.resets_after(540, step=301), hall.resets_after(93)) == ([0, 0, 0], [1, 0, 0])
+    assert hall.resets_after(3600, step=301) == [1, 0, 0]
 
 
 def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
@@ -174,11 +174,9 @@ def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
     hall.decide(check())
     hall.run(300, step=301)
     hall.bench.request("resume")
-    hall.run(31)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(31) == [1, 0, 0]
     hall.bench.request("suspend", reason="freeze", until=until)
-    hall.run(1200, step=301)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(1200, step=301) == [1, 0, 0]
 
 
 def unname(hall: Hall) -> str | None:
@@ -197,7 +195,7 @@ def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -
     hall.run(300, step=301)
     assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
     assert {machine.power for machine in hall.machines.values()} == {"Off"}
-    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert hall.condition("BmcsSet") == (False, "LedgerUnnamed")
     hall.bench.commits.ledger = named
     hall.decide(powered, provision=1)
     hall.run(300, step=301)
@@ -208,29 +206,23 @@ def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -
 def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> None:
     named = unname(hall)
     hall.decide(check())
-    hall.run(300, step=301)
-    assert hall.resets == [0, 0, 0]
-    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert hall.resets_after(300, step=301) == [0, 0, 0]
+    assert hall.condition("BmcsSet") == (False, "LedgerUnnamed")
     hall.bench.commits.ledger = named
     hall.decide(check())
-    hall.run()
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after() == [1, 0, 0]
 
 
 def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(hall: Hall) -> None:
     hall.decide(check())
-    hall.run()
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after() == [1, 0, 0]
     named = unname(hall)
     hall.decide(check())
-    hall.run(300, step=31)
-    assert hall.resets == [1, 0, 0]
-    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    assert (hall.resets_after(300, step=31), hall.states("web01")) == ([1, 0, 0], {"power/check/1": SwitchState.BACK})
     hall.run(3600, step=301)
     hall.bench.commits.ledger = named
     hall.decide(check())
-    hall.run()
-    assert hall.resets == [1, 1, 0]
+    assert hall.resets_after() == [1, 1, 0]
     assert "WaveStopped" not in [event.type for event in hall.bench.events]
 
 
@@ -240,9 +232,8 @@ def test_who_does_not_come_back_is_told_of_where_nobody_is_named_any_more(hall: 
     hall.run()
     unname(hall)
     hall.decide(check())
-    hall.run(3600, step=301)
-    assert hall.resets == [1, 0, 0]
-    assert (hall.bench.condition("PowerWaves") or ())[:2] == (False, "Stopped")
+    assert hall.resets_after(3600, step=301) == [1, 0, 0]
+    assert hall.condition("PowerWaves") == (False, "Stopped")
 
 
 def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_named_any_more(hall: Hall) -> None:
@@ -265,8 +256,7 @@ def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_nam
 def test_a_restart_that_is_over_waits_for_no_name(hall: Hall) -> None:
     job = check("maxUnavailable: 100%", boots="restart")
     hall.decide(job)
-    hall.run(600, step=60)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(600, step=60) == [1, 1, 1]
     unname(hall)
     hall.decide(job)
     hall.run()
@@ -277,10 +267,9 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web01"].post_s = 10**6
     hall.decide(check("maxUnavailable: 2"))
     hall.machines["web03"].reset("ForceOff")  # is not restarted, and counts as down
-    hall.run(31)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(31) == [1, 0, 0]
     hall.run(1750, step=301)
-    assert (hall.bench.condition("PowerWaves") or ())[:2] == (True, "Going")
+    assert hall.condition("PowerWaves") == (True, "Going")
     hall.run(62)
     status, reason, message = hall.bench.condition("PowerWaves") or (None, "", "")
     assert (status, reason) == (False, "Stopped") and "Maintenance/check: web01" in message
@@ -298,8 +287,7 @@ def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> 
     hall.decide(check())
     hall.run(31)
     hall.decide(check("run: 2"))
-    hall.run(62)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(62) == [1, 0, 0]
     hall.run(900, step=301)
     assert hall.resets[0] == 2
 
@@ -307,11 +295,9 @@ def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> 
 def test_while_anything_is_stopped_nothing_is_switched(hall: Hall) -> None:
     hall.bench.request("stop", reason="smoke", everything=False)
     hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: Restart", boots="restart"))
-    hall.run(62)
-    assert hall.resets == [0, 0, 0]
+    assert hall.resets_after(62) == [0, 0, 0]
     hall.bench.request("start")
-    hall.run(31)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(31) == [1, 0, 0]
 
 
 def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
@@ -321,22 +307,20 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
     turn = partial(granted, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
     assert turn(schedule).going == {web01}
-    unread = replace(schedule.appointments[web02], outcome=None)
-    assert turn(schedule.with_appointments({web02: unread})).going == frozenset()
-    under_way = replace(schedule.appointments[web01], granted=True)
-    assert turn(schedule.with_appointments({web01: under_way})).going == frozenset()
+    unread = replace(schedule.bmcs[web02], outcome=None)
+    assert turn(schedule.with_bmcs({web02: unread})).going == frozenset()
+    under_way = replace(schedule.bmcs[web01], granted=True)
+    assert turn(schedule.with_bmcs({web01: under_way})).going == frozenset()
 
 
 def test_a_window_that_was_lengthened_and_moved_is_the_same(hall: Hall) -> None:
     rolling = "power: Restart, maxUnavailable: 3"
     hall.decide(maintenance("roll", "20T11:00 20T12:10", rolling, boots="restart"))
-    hall.run(60)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(60) == [1, 1, 1]
     hall.decide(maintenance("roll", "20T11:00 20T13:00", rolling, boots="restart"))
     hall.run(60)
     hall.decide(maintenance("roll", "20T12:30 20T14:00", rolling, boots="restart"))
-    hall.run(1900, step=300)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(1900, step=300) == [1, 1, 1]
 
 
 def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
@@ -348,70 +332,55 @@ def test_another_process_goes_on_where_the_first_was_killed(hall: Hall) -> None:
     for _ in range(4):
         hall.restart()
         hall.run()
-    assert hall.resets == [1, 0, 0]
-    hall.run(400, step=61)
-    assert hall.resets == [1, 1, 1]
-    hall.run(3600, step=301)
-    assert hall.resets == [1, 1, 1]
+    assert (hall.resets, hall.resets_after(400, step=61)) == ([1, 0, 0], [1, 1, 1])
+    assert hall.resets_after(3600, step=301) == [1, 1, 1]
 
 
 def test_a_run_is_made_once_whatever_becomes_of_its_window(hall: Hall) -> None:
     hall.decide(check("maxUnavailable: 3"))
-    hall.run(200)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(200) == [1, 1, 1]
     for name in NAMES:
         assert hall.bench.servers[name].plan is not None
     hall.decide(check("maxUnavailable: 3, reason: longer", window="20T11:00 20T20:00"))
     hall.run(200)
     hall.decide(check("maxUnavailable: 3", window="20T11:30 20T14:00"))
-    hall.run(200)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(200) == [1, 1, 1]
     hall.decide(check("maxUnavailable: 3, run: 2", window="20T11:30 20T14:00"))
-    hall.run(200)
-    assert hall.resets == [2, 2, 2]
+    assert hall.resets_after(200) == [2, 2, 2]
 
 
 def test_a_later_window_is_another_reason(hall: Hall) -> None:
     spec = "networkBoot: Always, power: Restart, maxUnavailable: 3"
     hall.decide(maintenance("check", "20T11:00 20T12:10", spec, boots="restart"))
-    hall.run(700, step=301)
-    assert hall.resets == [1, 1, 1]
+    assert hall.resets_after(700, step=301) == [1, 1, 1]
     hall.decide(maintenance("check", "20T13:00 20T14:00", spec, boots="restart"))
-    hall.run(3600, step=301)
-    assert hall.resets == [2, 2, 2]
+    assert hall.resets_after(3600, step=301) == [2, 2, 2]
 
 
 def test_a_rolling_restart_boots_the_disk(hall: Hall) -> None:
     hall.decide(maintenance("roll", "20T11:00 20T18:00", "power: GracefulRestart", boots="restart"))
-    hall.run(60)
-    assert hall.resets == [1, 0, 0]
-    hall.run(500)
-    assert hall.resets == [1, 1, 1]
+    assert (hall.resets_after(60), hall.resets_after(500)) == ([1, 0, 0], [1, 1, 1])
     assert {machine.boots[-1].target for machine in hall.machines.values()} == {"None"}
 
 
 def test_where_a_bmc_shows_no_progress_the_run_says_who_is_back(tmp_path: Path, stack: ExitStack) -> None:
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10)
     hall.decide(check())
-    hall.run(300, step=301)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(300, step=301) == [1, 0, 0]
     hall.made("web01")
-    hall.run(40)
-    assert hall.resets == [1, 1, 0]
+    assert hall.resets_after(40) == [1, 1, 0]
 
 
 def test_a_machine_that_is_off_is_switched_on_for_its_first_boot(hall: Hall) -> None:
     for name in ("web01", "web02"):
         hall.machines[name].reset("ForceOff")
     hall.decide(spec="power: On", often="Once", provision=1)
-    hall.run(31)
-    assert hall.resets == [1, 1, 0]
+    assert hall.resets_after(31) == [1, 1, 0]
     assert all(machine.writes for machine in hall.machines.values())
     hall.run(200)
     assert hall.machines["web01"].boots[-1].target == "Pxe"
     hall.machines["web01"].reset("ForceOff")  # somebody wants it off
-    hall.run(1200, step=301)
-    assert hall.resets == [1, 1, 0]
+    assert hall.resets_after(1200, step=301) == [1, 1, 0]
 
 
 def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path: Path, stack: ExitStack) -> None:
@@ -434,8 +403,7 @@ def test_before_it_is_switched_on_its_firmware_is_told_the_loaders_uri(tmp_path:
 def test_nothing_is_switched_on_for_an_installation_that_was_made(hall: Hall) -> None:
     hall.machines["web01"].reset("ForceOff")
     hall.decide(spec="power: On", often="Once", provision=0)
-    hall.run(300, step=301)
-    assert hall.resets == [0, 0, 0]
+    assert hall.resets_after(300, step=301) == [0, 0, 0]
 
 
 def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path, stack: ExitStack) -> None:
@@ -444,13 +412,20 @@ def test_machines_of_which_nothing_is_known_are_left_as_they_are(tmp_path: Path,
     hall.bench = hall.open(initial=None, doubt="RestoredLedger")
     hall.bench.now = hall.machines["web01"].now
     hall.decide(check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
-    hall.run(300, step=301)
-    assert hall.resets == [0, 0, 0]
+    assert hall.resets_after(300, step=301) == [0, 0, 0]
 
 
 # Waiting until it is off
 
 WAITS = "waitFor: PowerOff"
+
+
+@pytest.fixture
+def waiting(hall: Hall) -> Hall:
+    """Machines that run, and wait to be off for their installation."""
+    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.run()
+    return hall
 
 
 def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None:
@@ -464,63 +439,51 @@ def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None
     assert hall.machines["web01"].boots[-1].target == "None"
 
 
-def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.run(31)
-    assert hall.bench.told("SeenOff") == ["SeenOff"]
-    hall.restart()
-    hall.run(31)
-    hall.machines["web01"].reset("On")
-    hall.run(130)
-    assert [machine.boots[-1:] != [] for machine in hall.machines.values()] == [True, False, False]
-    assert hall.machines["web01"].boots[-1].target == "Pxe"
+def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.run(31)
+    assert waiting.bench.told("SeenOff") == ["SeenOff"]
+    waiting.restart()
+    waiting.run(31)
+    waiting.machines["web01"].reset("On")
+    waiting.run(130)
+    assert [machine.boots[-1:] != [] for machine in waiting.machines.values()] == [True, False, False]
+    assert waiting.machines["web01"].boots[-1].target == "Pxe"
 
 
 def test_with_power_it_is_switched_on_as_soon_as_it_is_off(hall: Hall) -> None:
     hall.decide(spec=f"{WAITS}, power: On", often="Once", provision=1)
     hall.run()
     hall.machines["web01"].reset("ForceOff")
-    hall.run(93)
-    assert hall.resets == [1, 0, 0]
+    assert hall.resets_after(93) == [1, 0, 0]
     hall.run(93)
     assert hall.machines["web01"].boots[-1].target == "Pxe"
 
 
-def test_its_boot_is_never_set_while_it_runs(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.bench.reconcile()
-    hall.wait(31)
-    hall.bench.collect()
-    hall.machines["web01"].reset("On")  # before it was set
-    hall.run(301, step=61)
-    assert (hall.machines["web01"].writes, hall.machines["web01"].boots[-1].target) == ([], "None")
+def test_its_boot_is_never_set_while_it_runs(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.bench.reconcile()
+    waiting.wait(31)
+    waiting.bench.collect()
+    waiting.machines["web01"].reset("On")  # before it was set
+    waiting.run(301, step=61)
+    assert (waiting.machines["web01"].writes, waiting.machines["web01"].boots[-1].target) == ([], "None")
 
 
-def test_a_raised_number_waits_anew(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    hall.machines["web01"].reset("ForceOff")
-    hall.run(31)
-    plan = hall.bench.servers["web01"].plan
-    assert plan is not None and plan.cause is Cause.PENDING
-    hall.machines["web01"].reset("On")
-    hall.wait(200)
-    hall.decide(spec=WAITS, often="Once", provision=2)
-    hall.run(62)
-    plan = hall.bench.servers["web01"].plan
-    assert plan is not None and plan.cause is Cause.RUNS
+def test_a_raised_number_waits_anew(waiting: Hall) -> None:
+    waiting.machines["web01"].reset("ForceOff")
+    waiting.run(31)
+    assert waiting.cause("web01") is Cause.PENDING
+    waiting.machines["web01"].reset("On")
+    waiting.wait(200)
+    waiting.decide(spec=WAITS, often="Once", provision=2)
+    waiting.run(62)
+    assert waiting.cause("web01") is Cause.RUNS
 
 
-def test_another_machine_that_is_off_releases_nothing(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
-    hall.run()
-    web01 = hall.machines["web01"]
+def test_another_machine_that_is_off_releases_nothing(waiting: Hall) -> None:
+    web01 = waiting.machines["web01"]
     web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
     web01.reset("ForceOff")
-    hall.run(62)
-    plan = hall.bench.servers["web01"].plan
-    assert plan is not None and plan.cause is Cause.RUNS
+    waiting.run(62)
+    assert waiting.cause("web01") is Cause.RUNS

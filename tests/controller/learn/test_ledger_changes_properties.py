@@ -16,15 +16,15 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.evaluator.process import told
+from gitboot.evaluator.process import report
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState, rendered
 from gitboot.render.token_keys import NO_KEYS
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import Halt
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
 from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.search_effort import examples
@@ -47,7 +47,7 @@ def test_what_is_learned_and_planned_is_the_same_however_it_was_come_to(
         revision = history.commit(edited)
         found = evaluated(evaluator, revision, base.revision if base is not None else None)
         if isinstance(found, CommitPair):
-            base, tree = assembled(base, revision, map(sent, told(found))).commit, edited
+            base, tree = assembled(base, revision, map(sent, report(found))).commit, edited
         assert base is not None
         run.reconcile(base)
         run.happen(base, other, draw)

@@ -30,8 +30,11 @@ from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
-from gitboot.render.paths import File, Files
-from gitboot.render.plan_and_record_files import AS_IT_WAS, RECORDS, PartFiles
+from gitboot.render.paths import RECORDS, File, Files
+from gitboot.render.plan_and_record_files import (
+    AS_IT_WAS,
+    PartFiles,
+)
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase

@@ -38,10 +38,10 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.sync_steps import Claim, FollowedTree, StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import Words, folders, say, take_back
+from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.provisioning_record import Record, record_facts
-from gitboot.resolve.server_plan import Stoppage
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.system_clock import Uptime
 from tests.helpers.configuration import give_credentials
@@ -717,8 +717,10 @@ class Site:
         (mirror := self.folder / "mirror").mkdir(exist_ok=True)
         self.mirror = mirror / "boot"
         with closing(TargetFolder(mirror)) as store:
-            claim = Claim("mirror", ledger="of the site", heir_of=lambda: None, writer="a process")
-            target, tree = StoreTarget("mirror", claim, lambda: store), FollowedTree(self.folder / "output")
+            target = StoreTarget(
+                "mirror", lambda: store, ledger="of the site", heir_of=lambda: None, writer="a process"
+            )
+            tree = FollowedTree(self.folder / "output")
             with suppress(TargetKilled), patch.object(Disk, "place", killed_after(replaced)):
                 bring_up(target, tree)
                 return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import count
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.errors import PublishError
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import Directory
@@ -25,7 +24,6 @@ from gitboot.publish.targets.folder import TargetFolder, folder_opener
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
-    Claim,
     FileStore,
     FollowedTree,
     StoreTarget,
@@ -41,7 +39,7 @@ from tests.helpers.failing_disk import fill, small_disk
 from tests.helpers.search_effort import every
 from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.helpers.target_steps import bring_up
-from tests.publish.targets.test_s3 import AT, DAY, ENTRY, fleet, split
+from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 
 ENTRIES = [ENTRY.format(number) for number in range(3)]
@@ -68,9 +66,10 @@ class Site:
     def begin(self, writer: str = "me") -> StoreTarget:
         """A process that knows nothing of what was before."""
         self.close()
-        claim = Claim(self.name, ledger=self.ledger, heir_of=lambda: None, writer=writer)
         self.store = store = self.open_store()
-        self.target = StoreTarget(self.name, claim, lambda: store, most=self.most)
+        self.target = StoreTarget(
+            self.name, lambda: store, ledger=self.ledger, heir_of=lambda: None, writer=writer, most=self.most
+        )
         return self.target
 
     def close(self) -> None:
@@ -97,14 +96,17 @@ class Site:
         """Bring the target up; return in how many steps."""
         return bring_up(self.target, self.tree)
 
+    def bring(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
+        """Publish, and bring the target up; return in how many steps."""
+        self.publish(version, servers, script)
+        return self.follow()
+
     def machines_see(self) -> dict[str, bytes]:
         return files_of(self.folder)
 
     def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
         """Assert that boot scripts are these and no others, that what they name is there, and that nothing is left."""
-        seen, wanted = self.machines_see(), fleet(version, servers)
-        found = {path: content for path, content in seen.items() if "/o/" not in path or path in wanted}
-        assert found == {path: file.content for path, file in wanted.items() if path.startswith("boot/")}
+        assert_holds(self.machines_see(), fleet(version, servers))
         unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
         assert [path for path in unlisted if not (self.root / path).exists()] == []
         head = parse_head((self.folder / HEAD).read_bytes())
@@ -114,16 +116,6 @@ class Site:
 def files_of(folder: Path) -> dict[str, bytes]:
     found = (each for each in folder.glob("boot/**/*") if not each.name.startswith(".") and each.is_file())
     return {str(each.relative_to(folder)): each.read_bytes() for each in found}
-
-
-def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
-    """What a client reads that fetches a boot script, and then what that names."""
-    for path, content in seen.items():
-        if path.startswith("boot/v1/"):
-            named = re.fullmatch(rb"\d{4} (\S+)\n", content)
-            assert named is not None, (path, content)
-            data = seen.get(named[1].decode(), b"")
-            assert sha256(data).hexdigest().encode() in named[1], (path, content, data)
 
 
 @pytest.fixture
@@ -154,18 +146,15 @@ def test_a_folder_holds_what_machines_fetch_with_its_own_permissions_and_the_tim
 
 
 def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_its_next_version(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     late = (AT + 99 * DAY).timestamp()
     os.utime(site.folder / ENTRIES[0], (late, late))
-    site.publish(2)
-    site.follow()
+    site.bring(2)
     assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
 
 
 def test_a_restart_writes_only_its_claim(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     before = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
     site.begin("another process")
     assert site.follow() == 0
@@ -174,8 +163,7 @@ def test_a_restart_writes_only_its_claim(site: Site) -> None:
 
 
 def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_there(site: Site) -> None:
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
     looks = count()
 
@@ -215,8 +203,7 @@ def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_
 
 
 def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_process_completes_it(site: Site) -> None:
-    site.publish(0)
-    site.follow()
+    site.bring(0)
     version = 0
     for at in count(1, every(1)):
         version += 1
@@ -242,16 +229,14 @@ def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_pr
             break
     assert at > 100
     for later in (1, 9):
-        site.publish(version + later, ())
-        site.follow()
+        site.bring(version + later, ())
     assert list(site.folder.rglob(".gitboot-*")) == []
 
 
 def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
         site = Site(tmp_path / "out", disk)
-        site.publish(1)
-        site.follow()
+        site.bring(1)
         fill(disk / "filler")
         site.publish(2)
         with pytest.raises(PublishError, match="free some space"):
@@ -261,39 +246,6 @@ def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(
         site.follow()
         site.assert_holds(2)
         site.close()
-
-
-def test_what_others_keep_in_the_folder_is_not_touched(site: Site) -> None:
-    theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
-    for path, content in theirs.items():
-        (site.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (site.folder / path).write_bytes(content)
-    for version in (1, 2):
-        site.publish(version)
-        site.follow()
-    site.publish(5, ())
-    site.begin()
-    site.follow()
-    assert {path: (site.folder / path).read_bytes() for path in theirs} == theirs
-    assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
-
-
-@pytest.mark.parametrize("kind", ["file", "symlink", "folder"])
-def test_what_is_in_the_way_is_named_and_left(site: Site, tmp_path: Path, kind: str) -> None:
-    path = site.folder / ENTRIES[1]
-    path.parent.mkdir(parents=True)
-    (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
-    if kind == "symlink":
-        path.symlink_to(elsewhere)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_bytes(b"theirs")
-    site.publish(1)
-    with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
-        site.follow()
-    assert elsewhere.read_bytes() == b"theirs"
-    assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
 
 
 def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
@@ -319,31 +271,6 @@ def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: 
     with pytest.raises(ValueError, match="not what a target"):
         parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
     assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
-
-
-def test_a_folder_of_another_ledger_is_left_alone(site: Site) -> None:
-    site.publish(1)
-    site.follow()
-    before = site.machines_see()
-    site.publish(2)
-    other = Site(site.root, site.folder, ledger="theirs")
-    with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
-        other.follow()
-    assert site.machines_see() == before
-    other.close()
-
-
-def test_a_process_that_another_has_overtaken_writes_no_boot_script_any_more(site: Site) -> None:
-    site.publish(1)
-    site.follow()
-    second = Site(site.root, site.folder)
-    second.begin("a copy of this instance")
-    second.follow()
-    site.publish(2)
-    with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
-        site.follow()
-    second.assert_holds(1)
-    second.close()
 
 
 def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_filled(site: Site) -> None:

@@ -28,7 +28,8 @@ from tests.helpers.git_servers import Relay, SshServer, free_port, listening, pr
 from tests.helpers.search_effort import every
 from tests.helpers.served_tree import ENTRY, eventually
 from tests.helpers.target_steps import bring_up, followed
-from tests.publish.targets.test_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, files_of
+from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 from tests.publish.test_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
 
 _USER, _PASSWORD = "gitboot", "not-to-be-seen"
@@ -134,8 +135,7 @@ def test_another_host_holds_what_machines_fetch_with_the_times_of_the_tree(by_da
         assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
     site.begin("another process")
     assert site.follow() == 0
-    site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
-    site.follow()
+    site.bring(2, (0, 2, 3), b"#!ipxe\n# another\n")
     assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
     assert not (site.folder / ENTRIES[1]).parent.exists()
     site.publish(5, ())
@@ -148,8 +148,7 @@ def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chai
     by_daemon: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, version = by_daemon, 0
-    site.publish(0)
-    site.follow()
+    site.bring(0)
     rsyncs = Rsyncs(monkeypatch)
     for at in count(1, every(3)):
         version += 1
@@ -176,8 +175,7 @@ def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_whole_chains(
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     direct = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
-    direct.publish(0)
-    direct.follow()
+    direct.bring(0)
     version = 0
     for takes in (200, 600, 1000, 2000):
         version += 1
@@ -196,8 +194,7 @@ def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_wi
     by_daemon: OtherHost,
 ) -> None:
     site = by_daemon
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     path = site.folder / ENTRIES[0]
     site.publish(2)
     wanted = (site.root / ENTRIES[0]).read_bytes()
@@ -208,38 +205,58 @@ def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_wi
     assert path.read_bytes() == wanted
 
 
-@pytest.mark.parametrize("kind", ["file", "symlink"])
-def test_what_is_in_the_way_is_named_and_left(by_daemon: OtherHost, tmp_path: Path, kind: str) -> None:
-    path = by_daemon.folder / ENTRIES[1]
+@pytest.fixture(params=["this host", "another host"])
+def any_site(request: pytest.FixtureRequest, tmp_path: Path, hosts: dict[str, str], folder: Path) -> Iterator[Site]:
+    """A folder that follows a published directory, by each kind of store."""
+    if request.param == "this host":
+        site = Site(tmp_path / "out", folder)
+    else:
+        site = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
+    yield site
+    site.close()
+
+
+@pytest.mark.parametrize(
+    ("any_site", "kind"),
+    [
+        *(("this host", kind) for kind in ("file", "symlink", "folder")),
+        *(("another host", kind) for kind in ("file", "symlink")),  # rsync compares files alone
+    ],
+    indirect=["any_site"],
+)
+def test_what_is_in_the_way_is_named_and_left(any_site: Site, tmp_path: Path, kind: str) -> None:
+    path = any_site.folder / ENTRIES[1]
     path.parent.mkdir(parents=True)
     (elsewhere := tmp_path / "elsewhere").write_bytes(b"theirs")
     if kind == "symlink":
         path.symlink_to(elsewhere)
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.write_bytes(b"theirs")
-    by_daemon.publish(1)
+    any_site.publish(1)
     with pytest.raises(PublishError, match=rf"gitboot's own at {ENTRIES[1]}, found something else"):
-        by_daemon.follow()
-    assert path.read_bytes() == elsewhere.read_bytes() == b"theirs"
+        any_site.follow()
+    assert elsewhere.read_bytes() == b"theirs"
+    assert path.is_dir() if kind == "folder" else path.read_bytes() == b"theirs"
 
 
-def test_what_others_keep_in_the_folder_is_not_touched(by_daemon: OtherHost) -> None:
+def test_what_others_keep_in_the_folder_is_not_touched(any_site: Site) -> None:
     theirs = {"boot/assets/kernel": b"theirs", "README": b"theirs", "ops/notes": b"theirs"}
     for path, content in theirs.items():
-        (by_daemon.folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (by_daemon.folder / path).write_bytes(content)
+        (any_site.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (any_site.folder / path).write_bytes(content)
     for version in (1, 2):
-        by_daemon.publish(version)
-        by_daemon.follow()
-    by_daemon.publish(5, ())
-    by_daemon.follow()
-    assert {path: (by_daemon.folder / path).read_bytes() for path in theirs} == theirs
+        any_site.bring(version)
+    any_site.begin()
+    any_site.bring(5, ())
+    assert {path: (any_site.folder / path).read_bytes() for path in theirs} == theirs
+    assert [path for path in any_site.machines_see() if path.startswith("boot/v1/")] == []
 
 
 def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_path: Path) -> None:
     (mine := tmp_path / "mine").write_bytes(b"mine")
-    by_daemon.publish(1)
-    by_daemon.follow()
+    by_daemon.bring(1)
     name = os.path.relpath(mine, by_daemon.own / "read")
     (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
     by_daemon.begin()
@@ -250,8 +267,7 @@ def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_
 
 def test_another_ledger_and_another_process_are_noticed(by_daemon: OtherHost, tmp_path: Path) -> None:
     site = by_daemon
-    site.publish(1)
-    site.follow()
+    site.bring(1)
     other = OtherHost(site.root, site.folder, site.url, tmp_path / "other", ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()

@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,12 +19,13 @@ from gitboot.git.fetch import Fetching
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
+from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import File
 from tests.helpers.documentation import checkout_script, clone_for_checkouts
 from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.helpers.repositories import ENVIRONMENT
-from tests.publish.targets.test_s3 import ENTRY, fleet, split
+from tests.helpers.target_steps import bring_up
+from tests.publish.targets.test_s3 import ENTRY, assert_holds, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -76,14 +76,12 @@ class Site:
             directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
     def follow(self) -> None:
-        held = self.target.load()
-        while (glance := self.tree.look()) is not None:
-            shard = partial(self.target.shard, held.head)
-            step = next_step(self.tree, glance, held, shard, self.target.most)
-            if step is None:
-                return
-            self.target.apply(step, held, self.tree)
-            held = after(held, step)
+        bring_up(self.target, self.tree)
+
+    def bring(self, files: dict[str, File], at: datetime = AT, commit: str = SOURCE) -> None:
+        """Publish, and bring the branch up."""
+        self.publish(files, at, commit)
+        self.follow()
 
 
 @pytest.fixture
@@ -97,11 +95,6 @@ def served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
     return {name: subprocess.check_output(["git", "-C", str(bare), "show", f"{commit}:{name}"]) for name in names}
 
 
-def assert_holds(bare: Path, files: dict[str, File]) -> None:
-    wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
-    assert {path: content for path, content in served(bare).items() if "/o/" not in path or path in wanted} == wanted
-
-
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
     with SshServer(tmp_path_factory.mktemp("ssh")).running() as server:
@@ -113,9 +106,8 @@ def test_a_branch_is_pushed_over_ssh(ssh: SshServer, bare: Path, tmp_path: Path)
     known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('ed25519')}\n")
     key = SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=known_hosts)
     site = Site(tmp_path, Remote(url=f"ssh://{ssh.host}{bare}", credentials=key))
-    site.publish(fleet(1))
-    site.follow()
-    assert_holds(bare, fleet(1))
+    site.bring(fleet(1))
+    assert_holds(served(bare), fleet(1))
 
 
 def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Path) -> None:
@@ -127,17 +119,15 @@ def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Pat
             ca_bundle=server.certificate,
         )
         site = Site(tmp_path, remote)
-        site.publish(fleet(1))
-        site.follow()
-    assert_holds(bare, fleet(1))
+        site.bring(fleet(1))
+    assert_holds(served(bare), fleet(1))
 
 
 def test_a_branch_is_pushed_to_a_daemon_and_what_breaks_off_is_made_good(bare: Path, tmp_path: Path) -> None:
     git(bare, "config", "daemon.receivepack", "true")
     with git_daemon(bare.parent) as url:
         site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
-        site.publish(fleet(1))
-        site.follow()
+        site.bring(fleet(1))
         site.publish(fleet(2), AT + DAY)
         for passes in (1, 300, 600):  # of what the server says; at last it has taken the push, and nobody hears of it
             with Relay(url, passes=passes, then="hangs up") as relay:
@@ -147,15 +137,13 @@ def test_a_branch_is_pushed_to_a_daemon_and_what_breaks_off_is_made_good(bare: P
             assert served(bare) and not git(bare, "fsck", "--strict")
         site.begin()
         site.follow()
-    assert_holds(bare, fleet(2))
+    assert_holds(served(bare), fleet(2))
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
 def test_each_change_is_one_commit_by_who_wrote_its_source(site: Site, bare: Path) -> None:
-    site.publish(fleet(1))
-    site.follow()
-    site.publish(fleet(2), AT + DAY, commit="b" * 40)
-    site.follow()
+    site.bring(fleet(1))
+    site.bring(fleet(2), AT + DAY, commit="b" * 40)
     assert git(bare, "log", "--format=%an <%ae> %ad %cn", "--date=raw", "boot").splitlines() == [
         f"gitboot <gitboot@localhost> {int(AT.timestamp())} +0000 gitboot",
         "Ada <ada@example.net> 1700000000 +0100 gitboot",
@@ -163,19 +151,16 @@ def test_each_change_is_one_commit_by_who_wrote_its_source(site: Site, bare: Pat
     trailers = git(bare, "log", "--format=%(trailers:only,unfold)", "boot").split()
     assert trailers[1::4] == ["b" * 40, SOURCE]
     assert trailers[0::2] == ["Gitboot-Source:", "Gitboot-Plan:"] * 2
-    assert_holds(bare, fleet(2))
+    assert_holds(served(bare), fleet(2))
 
 
 def test_a_commit_that_changes_no_file_makes_no_commit(site: Site, bare: Path) -> None:
-    site.publish(fleet(1))
-    site.follow()
-    site.publish({**fleet(1), "ops/serve/nginx.conf": File(b"another")}, AT + DAY, commit="b" * 40)
-    site.follow()
+    site.bring(fleet(1))
+    site.bring({**fleet(1), "ops/serve/nginx.conf": File(b"another")}, AT + DAY, commit="b" * 40)
     site.begin()
     site.follow()
     assert git(bare, "rev-list", "--count", "boot") == "1"
-    site.publish(fleet(1, (0, 1)), AT + DAY, commit="c" * 40)
-    site.follow()
+    site.bring(fleet(1, (0, 1)), AT + DAY, commit="c" * 40)
     assert ENTRY.format(2) not in served(bare)
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
@@ -184,8 +169,7 @@ def test_each_commit_is_a_tree_in_which_every_chain_is_whole_also_for_who_follow
     site: Site, bare: Path
 ) -> None:
     for version in range(1, 5):
-        site.publish(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
-        site.follow()
+        site.bring(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
     commits = git(bare, "rev-list", "--reverse", "boot").splitlines()
     trees = [served(bare, commit) for commit in commits]
     assert len(trees) == 4
@@ -198,10 +182,8 @@ def test_each_commit_is_a_tree_in_which_every_chain_is_whole_also_for_who_follow
 
 
 def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Path) -> None:
-    site.publish(fleet(1))
-    site.follow()
-    site.publish(fleet(2), AT + DAY)
-    site.follow()
+    site.bring(fleet(1))
+    site.bring(fleet(2), AT + DAY)
     old = {path for path in fleet(1) if "/o/" in path}
     assert old <= served(bare).keys()
     site.publish(fleet(2), AT + 9 * DAY)
@@ -223,8 +205,7 @@ def test_a_branch_that_gitboot_did_not_make_is_never_built_upon(site: Site, bare
 def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
     site: Site, bare: Path, tmp_path: Path
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     before = git(bare, "rev-parse", "boot")
     other = Site(tmp_path, Remote(url=str(bare)), ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
@@ -232,9 +213,8 @@ def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
     assert git(bare, "rev-parse", "boot") == before
     other.heir_of = "ours"
     other.begin("another.git")
-    other.publish(fleet(2), AT + DAY)
-    other.follow()
-    assert_holds(bare, fleet(2))
+    other.bring(fleet(2), AT + DAY)
+    assert_holds(served(bare), fleet(2))
     site.begin()
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
         site.follow()
@@ -242,8 +222,7 @@ def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
 
 def test_the_branch_that_is_followed_is_never_pushed_to(site: Site, bare: Path) -> None:
     git(bare, "symbolic-ref", "HEAD", REF)
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     before = git(bare, "rev-parse", "boot")
     site.follows_default = True
     site.begin()
@@ -258,11 +237,9 @@ def test_a_push_is_refused_where_another_has_moved_the_branch(
     site: Site, bare: Path, moves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the glance and the push: ahead, back to an older commit, or deleted."""
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     first = git(bare, "rev-parse", "boot")
-    site.publish(fleet(2), AT + DAY)
-    site.follow()
+    site.bring(fleet(2), AT + DAY)
     second = git(bare, "rev-parse", "boot")
     theirs = git(bare, "commit-tree", f"{second}^{{tree}}", "-p", second, "-m", "theirs")
     site.publish(fleet(3), AT + 2 * DAY)
@@ -282,7 +259,7 @@ def test_a_push_is_refused_where_another_has_moved_the_branch(
     assert there == {"ahead": theirs, "back": first, "away": ""}[moves]
     monkeypatch.setattr(OwnedBranch, "commit", made)
     site.follow()
-    assert_holds(bare, fleet(3))
+    assert_holds(served(bare), fleet(3))
 
 
 def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path: Path) -> None:
@@ -301,12 +278,11 @@ def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path:
 
 
 def test_a_clone_that_was_lost_is_made_anew(site: Site, bare: Path) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2), AT + DAY)
     site.begin("another.git")
     site.follow()
-    assert_holds(bare, fleet(2))
+    assert_holds(served(bare), fleet(2))
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
@@ -335,8 +311,7 @@ def test_finding_m4_a_checkout_by_the_pages_script_serves_one_commit_whenever_it
     boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"
     boots.mkdir()
     tools.mkdir()
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     clone = clone_for_checkouts(bare, tmp_path)
     for tool in TOOLS:
         places = {"counter": counter, "program": shutil.which(tool), "boots": boots, "tool": tool}
@@ -359,8 +334,7 @@ def test_finding_m4_a_checkout_by_the_pages_script_serves_one_commit_whenever_it
     whole = [served(bare)]
     assert lies() == whole[0]
     for number in count():
-        site.publish(fleet(2 + number), AT + number * DAY)
-        site.follow()
+        site.bring(fleet(2 + number), AT + number * DAY)
         whole.append(served(bare))
         code = run(number)
         assert lies() in whole[-2:]

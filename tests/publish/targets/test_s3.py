@@ -27,7 +27,6 @@ from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
-    Claim,
     FollowedTree,
     StoreTarget,
     TargetHead,
@@ -47,6 +46,7 @@ from tests.helpers.s3_server import KEY, Store, s3_server
 from tests.helpers.search_effort import every
 from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
 from tests.helpers.strange_server import Client, strange_server
+from tests.helpers.target_steps import bring_up
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -112,10 +112,11 @@ class Site:
         address = BucketAddress(
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
-        claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
         keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
         self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
-        self.target = StoreTarget(address.name, claim, self.open_bucket)
+        self.target = StoreTarget(
+            address.name, self.open_bucket, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer, most=2
+        )
         return self.target
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
@@ -125,16 +126,12 @@ class Site:
 
     def follow(self) -> int:
         """Bring the target up; return in how many steps."""
-        held = self.target.load()
-        for steps in count():
-            glance = self.tree.look()
-            assert glance is not None
-            step = next_step(self.tree, glance, held, partial(self.target.shard, held.head), 2)
-            if step is None:
-                return steps
-            self.target.apply(step, held, self.tree)
-            held = after(held, step)
-        raise AssertionError
+        return bring_up(self.target, self.tree)
+
+    def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> int:
+        """Publish, and bring the target up; return in how many steps."""
+        self.publish(files, at, commit)
+        return self.follow()
 
 
 @pytest.fixture
@@ -147,16 +144,14 @@ def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
     return {path.removeprefix("site/"): store.get(bucket, path).content for path in found}
 
 
-def assert_holds(store: Store, bucket: str, files: Mapping[str, File]) -> None:
+def assert_holds(seen: Mapping[str, bytes], files: Mapping[str, File]) -> None:
     """Assert that entries are these and no others, and that what they name is there."""
-    seen = machines_see(store, bucket)
     wanted = {path: file.content for path, file in files.items() if path.startswith("boot/")}
     assert {path: content for path, content in seen.items() if "/o/" not in path or path in wanted} == wanted
 
 
-def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
+def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
     """What a client reads that fetches an entry, and then what that names."""
-    seen = machines_see(store, bucket)
     for path, content in seen.items():
         if path.startswith("boot/v1/"):
             named = re.fullmatch(rb"\d{4} (\S+)\n", content)
@@ -168,9 +163,8 @@ def assert_no_chain_is_mixed(store: Store, bucket: str) -> None:
 def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
-    assert_holds(store, bucket, fleet(1))
+    site.bring(fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
     (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
     found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
     assert found == {
@@ -261,16 +255,14 @@ def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, sto
 
 
 def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
     assert site.follow() == 0
     assert store.writes == []
 
 
 def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
     site.begin("another process")
     assert site.follow() == 0
@@ -278,11 +270,9 @@ def test_a_restart_writes_no_more_than_that_it_is_there(site: Site, store: Store
 
 
 def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     store.writes.clear()
-    site.publish({**fleet(1, (0, 2)), **fleet(2, (1,))})
-    site.follow()
+    site.bring({**fleet(1, (0, 2)), **fleet(2, (1,))})
     entries = [each for each in store.writes if "/boot/v1/" in each]
     assert len(entries) == 1
     assert len(store.writes) < 12
@@ -291,18 +281,15 @@ def test_one_server_costs_what_its_files_cost(site: Site, store: Store) -> None:
 def test_content_stays_as_long_as_it_stays_in_the_tree_and_entries_go_at_once(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     (old,) = (path for path in fleet(1, (2,)) if "/o/" in path)
-    site.publish(fleet(1, (0, 1)), AT + DAY)
-    site.follow()
+    site.bring(fleet(1, (0, 1)), AT + DAY)
     assert ENTRY.format(2) not in machines_see(store, bucket)
     assert old in machines_see(store, bucket)
     site.begin()
     site.follow()
     assert old in machines_see(store, bucket)
-    site.publish(fleet(1, (0, 1)), AT + 9 * DAY)
-    site.follow()
+    site.bring(fleet(1, (0, 1)), AT + 9 * DAY)
     assert old not in machines_see(store, bucket)
     assert parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content) == frozenset()
 
@@ -336,8 +323,7 @@ def test_what_others_keep_beside_it_is_not_touched(site: Site, store: Store, buc
     for path, content in theirs.items():
         store.put(bucket, path, content)
     for version in (1, 2):
-        site.publish(fleet(version))
-        site.follow()
+        site.bring(fleet(version))
     site.publish(fleet(3, ()), AT + 9 * DAY)
     site.begin()
     site.follow()
@@ -355,25 +341,22 @@ def test_what_stands_in_the_way_is_named_and_left(site: Site, store: Store, buck
 def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
     site: Site, store: Store, bucket: str, tmp_path: Path
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     before = store.contents(bucket)
     other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
     assert store.contents(bucket) == before
     other.heir_of = "ours"
-    other.publish(fleet(2))
-    other.follow()
-    assert_holds(store, bucket, fleet(2))
+    other.bring(fleet(2))
+    assert_holds(machines_see(store, bucket), fleet(2))
     site.begin("the first again")
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
         site.follow()
 
 
 def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     first = site.target
     site.begin("a copy of this instance")
     site.follow()
@@ -381,12 +364,11 @@ def test_who_is_overtaken_by_another_writer_notices_and_names_it(site: Site, sto
     site.publish(fleet(2))
     with pytest.raises(LockedByAnother, match="a copy of this instance; this is me"):
         site.follow()
-    assert_holds(store, bucket, fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
 
 
 def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     first, holding = site.target, site.target.load()
     site.begin("a copy of this instance")
     site.follow()
@@ -404,8 +386,7 @@ def test_who_was_overtaken_writes_no_entry_any_more(site: Site, store: Store, bu
 def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_says_more(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2))
     head = parse_head(store.get(bucket, f"site/{HEAD}").content)
 
@@ -451,16 +432,15 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
     site: Site, store: Store, bucket: str
 ) -> None:
     """``cut`` is a kill, or a network that goes; ``after`` a write that is made, of which nobody hears."""
-    site.publish(fleet(0))
-    site.follow()
-    store.seen = lambda: assert_no_chain_is_mixed(store, bucket)
+    site.bring(fleet(0))
+    store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
     version = 1
     for at in count(1, max(every(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
         what = ("cut", "after", 503)[at % 3]
         store.fails = lambda number, *_, at=at, what=what: what if number == at else None
         writes = _writes_of_a_change(site, store, version)
         store.fails, store.is_cut = lambda *_: None, False
-        assert_no_chain_is_mixed(store, bucket)
+        assert_no_chain_is_mixed(machines_see(store, bucket))
         if writes < at:
             break
         if at % 2:  # meanwhile something else is wanted
@@ -468,7 +448,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
             site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
         site.begin()
         site.follow()
-        assert_holds(store, bucket, fleet(version, (0, 1 + version % 2)))
+        assert_holds(machines_see(store, bucket), fleet(version, (0, 1 + version % 2)))
         unlisted = parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content)
         head = parse_head(store.get(bucket, f"site/{HEAD}").content)
         assert head.commit == str(version)
@@ -481,8 +461,7 @@ def test_whatever_is_interrupted_no_chain_is_mixed_and_the_next_try_completes_it
 def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_is_written_again(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2))
     store.fails = lambda _, method, path: "cut" if path.endswith(HEAD) and method == "PUT" else None
     with pytest.raises(HostUnreachable):
@@ -491,12 +470,11 @@ def test_an_entry_that_went_back_to_what_it_was_while_nothing_could_be_written_i
     site.publish(fleet(1), AT + DAY)
     site.begin()
     site.follow()
-    assert_holds(store, bucket, fleet(1))
+    assert_holds(machines_see(store, bucket), fleet(1))
 
 
 def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     site.publish(fleet(2), commit="2")
     paths = store.paths(bucket, "site/boot/v1/")
 
@@ -511,12 +489,11 @@ def test_what_is_read_back_as_something_else_is_not_vouched_for(site: Site, stor
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
     store.seen = lambda: None
     site.follow()
-    assert_holds(store, bucket, fleet(2))
+    assert_holds(machines_see(store, bucket), fleet(2))
 
 
 def test_what_was_damaged_there_is_named(site: Site, store: Store, bucket: str) -> None:
-    site.publish(fleet(1))
-    site.follow()
+    site.bring(fleet(1))
     shard = store.paths(bucket, "site/ops/shards/")[0]
     store.put(bucket, shard, b"{}")
     site.begin()

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_session import OverrideSession
+from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import bring_about
-from tests.helpers.bmcs import ONCE, PASSWORD, USER, Rack, racks
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, Rack, racks
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, Profile
 
 INSTALL = replace(
     ONCE,
     override=Override(
-        enabled=Enabled.ONCE, target=BootTarget.UEFI_HTTP, mode="UEFI", http_boot_uri="http://boot.test/1.efi"
+        enabled=OverrideEnabled.ONCE,
+        target=OverrideTarget.UEFI_HTTP,
+        mode="UEFI",
+        http_boot_uri="http://boot.test/1.efi",
     ),
     is_first=True,
 )
@@ -68,9 +68,7 @@ class Contender:
     def _run(self) -> None:
         self._goes.acquire()
         job = replace(self.rack.job(INSTALL), records=tuple(self.records.values()))
-        with BmcConnection(
-            job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system
-        ) as bmc:
+        with self.rack.connect() as bmc:
             read, send, is_first = bmc.observe, bmc._connector.patch, iter([True])
 
             def reading() -> object:
@@ -83,7 +81,7 @@ class Contender:
                 return send(*request, **more)
 
             bmc.observe, bmc._connector.patch = reading, sending  # type: ignore[assignment,method-assign]
-            bring_about(bmc, job, self._write, lambda: self.rack.now)
+            OverrideSession(bmc, job, self._write, lambda: self.rack.now).run()
         self.is_done = True
         self._waits.release()
 
@@ -134,7 +132,7 @@ class Contest:
 def contest(folder: Path, profile: Profile, order: str) -> tuple[int, State, State]:
     """How often the machine was installed, and what either has recorded in the end."""
     with racks(folder) as make:
-        played = Contest(make(Machine("web01", uuid=uuid_of("web01"), profile=profile)))
+        played = Contest(make(profile=profile))
         one, two = played.play(order)
         return played.installed, one.state, two.state
 

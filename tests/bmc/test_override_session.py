@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -11,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials, read_credentials
-from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
-from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import tls_context
-from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
+from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_state import OverrideRecord, State, Wanted
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.server_decision import OverrideEnabled
 from tests.helpers.bmcs import (
     ALWAYS,
     ONCE,
@@ -27,7 +25,6 @@ from tests.helpers.bmcs import (
     USER,
     MakeRack,
     Rack,
-    racks,
     write_credentials,
 )
 from tests.helpers.fleets import uuid_of
@@ -35,18 +32,6 @@ from tests.helpers.redfish_double.certificates import Authority
 from tests.helpers.redfish_double.double import Machine
 from tests.helpers.redfish_double.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
 from tests.helpers.redfish_double.profiles import ILO6
-
-
-@pytest.fixture
-def make_rack(tmp_path: Path) -> Iterator[MakeRack]:
-    with racks(tmp_path) as make:
-        yield make
-
-
-@pytest.fixture
-def rack(make_rack: MakeRack) -> Rack:
-    return make_rack()
-
 
 # One BMC
 
@@ -56,7 +41,7 @@ def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed
     assert rack.written == [("web01", State.RECORDED, 0), ("web01", State.CONFIRMED, 1)]
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
     assert [record.state for record in result.wrote] == [State.RECORDED, State.CONFIRMED]
-    assert result.observed is not None and result.observed.override.enabled is Enabled.ONCE
+    assert result.observed is not None and result.observed.override.enabled is OverrideEnabled.ONCE
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
@@ -74,19 +59,6 @@ def test_a_withdrawal_is_recorded_before_it_is_made(rack: Rack) -> None:
     result = rack.bring_about(None)
     assert rack.written == [("web01", State.WITHDRAWING, 1), ("web01", State.WITHDRAWN, 2)]
     assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
-
-
-def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) -> None:
-    rack.bring_about()
-    del rack.written[:]
-    rack.bring_about(replace(ALWAYS, reason="maintenance/repair/0"))
-    assert [state for _, state, _ in rack.written] == [
-        State.WITHDRAWING,
-        State.WITHDRAWN,
-        State.RECORDED,
-        State.CONFIRMED,
-    ]
-    assert rack.records["web01"]["provision/1"].state is State.WITHDRAWN
 
 
 @pytest.mark.parametrize(
@@ -136,15 +108,6 @@ def test_a_lost_answer_is_followed_by_a_look_and_at_most_by_what_is_missing(
     assert len(rack.machine.writes) == patches
 
 
-def test_a_lost_answer_is_for_a_person_where_no_mark_was_ever_seen_to_move(rack: Rack) -> None:
-    rack.server.fault(Drop(applied=False), on="PATCH")
-    rack.bring_about()
-    rack.wait(120)
-    result = rack.bring_about()
-    assert (result.outcome, result.message[:14]) == (Outcome.STALLED, "NeedsOperator:")
-    assert len(rack.machine.writes) == 1
-
-
 @pytest.mark.parametrize("status", [409, 503])
 def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
     rack.server.fault(Status(status=status), times=2)
@@ -170,7 +133,7 @@ def test_garbage_is_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) 
 
 
 def test_a_bmc_in_post_waits(make_rack: MakeRack) -> None:
-    rack = make_rack(Machine("web01", uuid=uuid_of("web01"), profile=ILO6))
+    rack = make_rack(profile=ILO6)
     rack.machine.reset()
     rack.machine.advance(30)
     rack.now = rack.machine.now
@@ -198,8 +161,8 @@ def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     def clock() -> datetime:
         return rack.now + timedelta(minutes=20) * next(ticks)  # no more than three corrections an hour
 
-    with BmcConnection(job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system) as bmc:
-        result = bring_about(bmc, job, lambda record: rack.write(job.uuid, record), clock)
+    with rack.connect() as bmc:
+        result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
     assert (result.outcome, result.message) == (Outcome.WAITING, "not settled after 16 steps")
 
 
@@ -255,7 +218,7 @@ def test_a_password_that_is_no_text_is_named_with_its_file(tmp_path: Path) -> No
         read_credentials(tmp_path, "rack")
 
 
-def finished(fleet: BmcPool, job: Job) -> Result:
+def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
     assert fleet.submit([job]) == {job.uuid}
     return fleet.finished(wait_all=True)[job.uuid]
 
@@ -310,7 +273,7 @@ def test_another_address_is_another_connection(rack: Rack) -> None:
 def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
     rack = make_rack(*three_machines())
     ended = threading.Semaphore(0)
-    results: dict[SystemUuid, Result] = {}
+    results: dict[SystemUuid, TaskResult] = {}
     with rack.fleet(on_finished=ended.release) as fleet:
         begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
         while len(results) < len(rack.machines):
@@ -444,20 +407,7 @@ def test_no_more_is_asked_than_it_takes(rack: Rack, wanted: Wanted | None, asked
     assert [each.method for each in rack.server.service.requests] == ["GET"]
 
 
-@pytest.mark.parametrize(("until_s", "times_set"), [(1, 1), (0, 0), (-1, 0)])
-def test_nothing_is_set_from_the_instant_on_at_which_something_else_may_be_wanted(
-    rack: Rack, until_s: int, times_set: int
-) -> None:
-    result = rack.bring_about(replace(ONCE, until=rack.now + timedelta(seconds=until_s)))
-    assert (len(rack.machine.writes), result.outcome) == (times_set, Outcome.APPLIED if times_set else Outcome.WAITING)
-
-
 # Trust and secrets
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.mark.parametrize(
@@ -477,11 +427,6 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     with rack.fleet() as fleet:
         result = finished(fleet, rack.job(ca=ca, verify="no check" not in case))
     assert (result.outcome, said in result.message) == (outcome, True), result.message
-
-
-def test_bmcs_of_one_authority_share_its_context(authority: Authority) -> None:
-    assert tls_context(ca=authority.pem) is tls_context(ca=authority.pem)
-    assert tls_context(ca=authority.pem) is not tls_context()
 
 
 @pytest.mark.parametrize(

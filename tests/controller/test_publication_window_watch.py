@@ -170,15 +170,6 @@ def test_windows_end_in_time_however_the_evaluation_fares(
     assert all(name.startswith("boot/") for name in changed), "nothing else has changed"
 
 
-def test_a_window_that_ended_while_the_instance_was_down_ends_soon_after_the_start(
-    left: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Here, "evaluate", held_back)
-    with in_process(left, repository.bare, clock=lambda: OVER) as parts:
-        reconcile_until(parts, OVER, OVER + timedelta(seconds=2))
-        assert boots_maintenance(left) == 0
-
-
 @pytest.mark.parametrize("now", [OVER, OPEN], ids=["the window is over", "the new commit prolongs the window"])
 def test_the_first_publication_finds_a_tree_that_is_as_it_says(
     left: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch, now: datetime

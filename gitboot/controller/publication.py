@@ -1,4 +1,4 @@
-"""Publish stage: record which boots are offered, and write the files of changed servers."""
+"""Publication: record which boots are offered, and write the files of changed servers."""
 
 from __future__ import annotations
 
@@ -38,18 +38,22 @@ from gitboot.render.plan_and_record_files import (
 )
 from gitboot.render.server_files import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.token_keys import TokenKeys
+from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
-from gitboot.resolve.server_plan import BootPlan, Cause, Halt
+from gitboot.resolve.server_plan import (
+    BootPlan,
+    Cause,
+)
 from gitboot.status.events import Event
 
 
 class Target(Protocol):
-    """Where files go, whole or not at all."""
+    """A target of files, such as OUTPUT."""
 
     @property
     def is_as_left(self) -> bool:
-        """Whether nobody has put anything else in the place of what was published last."""
+        """Whether the target still is what was published last: nobody has put anything else in its place."""
 
     def publish(
         self,
@@ -61,22 +65,22 @@ class Target(Protocol):
         at: datetime,
         parts: PartFiles,
     ) -> Published:
-        """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
+        """Publish these files of servers and these shared files. None: the server has no files any more.
 
-        Some servers may be looked at before; the items, which are gone through once, are what is published.
-        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
-        not. Raises `PublishError`.
+        The items are read once, and are what is published. Single servers may be read before.
+        ``complete``: no other server has files. Without ``shared``, the shared files stay, and so do files that
+        ``parts`` does not have. Raises `PublishError`.
         """
 
     def dated(self, path: str, file: File, at: datetime) -> int:
-        """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
+        """Return the date of ``path``, in seconds since 1970, if ``file`` is published there ``at`` that instant."""
 
     def holds(self, files: Files) -> bool:
-        """Whether all of these files stand there as they are given."""
+        """Return whether the target has exactly these files."""
 
 
 class Dated(NamedTuple):
-    """Whose plan, or report, a path of a server is once it is published, and what it is dated then."""
+    """A path of a server, with its plan or report, and its date once it is published."""
 
     path: str
     modified: int  # seconds since 1970
@@ -84,65 +88,44 @@ class Dated(NamedTuple):
 
 
 class Noting(Protocol):
-    """Whoever notes what is offered, before a machine can fetch it."""
+    """A ledger that notes which boots are offered, before a machine can fetch them."""
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note what these servers are offered; the names of those that are offered nothing: they go to their disks.
+        """Note what these servers are offered, and return the servers to halt, which boot their disks.
 
         Raises `LedgerError`.
         """
 
     def note_published(self) -> None:
-        """Note that a tree stands."""
+        """Note that a tree is published."""
 
 
-class InLedger:
-    """Notes it in the ledger, under the number of the newest decision."""
+class LedgerNotes:
+    """The notes of offers in the ledger, under the number of the newest decision."""
 
-    def __init__(self, store: Store, number: int, at: datetime) -> None:
-        self._store, self._number, self._at = store, number, at
+    def __init__(self, store: Store, facts: Facts, at: datetime, unwritable: str | None = None) -> None:
+        """``unwritable`` is why this pass found the ledger unwritable. Then a note fails without another attempt."""
+        self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """All of it, in one transaction."""
-        numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
+        """Note all offers in one transaction."""
+        number = self._facts.sequence
+        numbered = [replace(each, number=number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
+            if self._unwritable is not None:
+                raise LedgerError(self._unwritable)
             with self._store.writing() as tx:
                 server_tables.offer_evidence(tx, numbered, self._at)
-                server_tables.note_versions(tx, versions, self._number)
+                server_tables.note_versions(tx, versions, number)
         return ()
 
     def note_published(self) -> None:
-        with self._store.writing() as tx:
-            instance_tables.write_facts(tx, published=True)
-
-
-class UnwritableLedger:
-    """The noting of a reconcile that found the ledger unwritable: it fails at once, without another attempt."""
-
-    def __init__(self, why: str, *, is_published: bool) -> None:
-        """``is_published``: the ledger has it that a tree stands."""
-        self._why, self._is_published = why, is_published
-
-    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Raise `LedgerError` if these servers have anything to note."""
-        if any(dates.values()) or any(next(offers_of(state), None) for state in states.values()):
-            raise LedgerError(self._why)
-        return ()
-
-    def note_published(self) -> None:
-        """Raise `LedgerError` if the ledger does not have that."""
-        if not self._is_published:
-            raise LedgerError(self._why)
-
-
-def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
-    """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
-    if not before.complete or target.is_as_left:
-        return before
-    message = "what was published is not there any more as it was: all of it is published anew"
-    event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-    return replace(before, complete=False, events=(event,))
+        if self._unwritable is None:
+            with self._store.writing() as tx:
+                instance_tables.write_facts(tx, published=True)
+        elif not self._facts.keyed:  # the ledger has not noted that before
+            raise LedgerError(self._unwritable)
 
 
 def published(
@@ -158,7 +141,7 @@ def published(
     terms: Terms,
     keys: TokenKeys,
 ) -> TargetState:
-    """The target brought to what was planned; ``different`` are servers whose files may be others than before.
+    """Publish the plans, and return the state of the target. ``different`` are servers whose files may differ.
 
     No file is published whose fetches could not be told from others: what is offered is written down before. While the
     ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
@@ -202,8 +185,12 @@ def published(
             failure=(type(error).__name__, str(error)),
             unwritable=unwritable,
         )
-    events = (*before.events, *_events(done, commit, at))
-    limited = offered.limited
+    limited, events = offered.limited, before.events
+    if done.new or done.withdrawn:
+        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
+        message = ", ".join(f"{count} {what}" for what, count in counts.items())
+        facts = {"commit": commit.revision, **counts}
+        events = (*events, Event(at=at, type="Published", message=message, facts=facts))
     return replace(
         attempt,
         applied=commit.revision,
@@ -222,7 +209,7 @@ def published(
 
 
 def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
-    """The files that are no server's own, but for those in parts."""
+    """Return the files of the whole fleet, without those in parts."""
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
     return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
 
@@ -230,7 +217,7 @@ def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
 def _recorded(
     before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
-    """Whose records are published, and which of them are others than the target holds; None: it holds none of these.
+    """Return the machines whose records to publish, and those whose records changed. None: all records.
 
     While the ledger is in doubt, they stay as they were published.
     """
@@ -262,7 +249,7 @@ def _parts(
     changed: Collection[SystemUuid] | None,
     owed: Collection[str],
 ) -> PartFiles:
-    """The page and the records, as far as they are others than those that the target holds."""
+    """Return the page and the records, as far as they differ from those that the target holds."""
     held = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
     is_whole = held is None or changed is None or has_page != had_page
@@ -277,7 +264,7 @@ def _parts(
 
 
 def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
-    """What unknown machines boot, where it is offered; None: their disk."""
+    """Return what unknown machines boot, if it is offered. None: their disks."""
     if decisions.unknown is None or plans.stop is Halt.ALL:
         return None
     boots = decisions.unknown.items()
@@ -286,7 +273,7 @@ def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] 
 
 
 def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
+    """Return whether the files of the whole fleet may differ from those that the target holds."""
     held = before.plans
     if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
@@ -309,12 +296,8 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
-def _is_over(stands: LimitedFiles, at: datetime) -> bool:
-    return stands.until is not None and stands.until <= at
-
-
 def _versions(state: RenderedState) -> dict[str, Digest]:
-    """Whose boot each path of a server is, of those boots that mean something by being made."""
+    """Return the plans of a server's paths whose fetch is evidence, by path."""
     if not (offers := {offer.plan for offer in offers_of(state)}):
         return {}
     return {path: digest for path, digest in state.entries.items() if digest in offers}
@@ -325,7 +308,7 @@ _BATCH: Final = 500  # servers whose offers are noted at once, and whose files a
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Offered(Mapping[str, Files | None]):
-    """The files of servers, by name, made where they are asked for; `items` notes what they offer before it gives them.
+    """The files of servers by name, rendered on demand. `items` notes what they offer before it returns them.
 
     So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
     what was sent. What was not published after all has another date when it is, and is noted once more.
@@ -351,7 +334,7 @@ class _Offered(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        """To be looked at alone: nothing of it is noted."""
+        """Return the files of a server without noting what they offer."""
         state = self.plans.servers.get(name)
         return self._rendered(state).files if state is not None else None
 
@@ -359,12 +342,18 @@ class _Offered(Mapping[str, Files | None]):
         return _InBatches(self)
 
     def some(self, names: Iterable[str]) -> dict[str, Files | None]:
-        """The files of these, noted; None: the server is gone."""
+        """Note what these servers are offered, and return their files. None: the server does not exist any more."""
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
         versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
         dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
-        for name in self._noted(states, dates):
+        halts: Collection[str] = ()
+        if not self.failures:  # once that failed, nothing more is noted
+            try:
+                halts = self.noting.note(states, dates)
+            except LedgerError as error:
+                self.failures.append(str(error))
+        for name in halts:
             states[name] = self._rendered(halted(states[name], self.token_keys))
         left = set[str]()
         if self.failures:
@@ -377,7 +366,8 @@ class _Offered(Mapping[str, Files | None]):
                     self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
                     continue
                 stands = self._stands(name)
-                if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
+                is_over = stands is not None and stands.until is not None and stands.until <= self.at
+                if stands is not None and stands.stop is self.plans.stop and not is_over:
                     left.add(name)  # as it stands
                     versions[name] = self.before.versions.get(name, {})
                     self.limited[name] = stands._replace(noted=noted)
@@ -393,21 +383,11 @@ class _Offered(Mapping[str, Files | None]):
 
     @property
     def unwritable(self) -> str | None:
-        """Why the ledger could not be written; None: it took everything."""
+        """Why the ledger could not be written. None: it has all offers."""
         return self.failures[0] if self.failures else None
 
-    def _noted(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note what these servers are offered; return those that are halted. Once that failed, note nothing more."""
-        if self.failures:
-            return ()
-        try:
-            return self.noting.note(states, dates)
-        except LedgerError as error:
-            self.failures.append(str(error))
-            return ()
-
     def _stands(self, name: str) -> LimitedFiles | None:
-        """Return what stands of a server; None: that is not known."""
+        """Return the published files of a server. None: they are not known."""
         if name in self.before.owed or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
         was = self.before.plans.servers.get(name)
@@ -442,7 +422,7 @@ class _Offered(Mapping[str, Files | None]):
         return self._rendered(halted(state, self.token_keys))
 
     def _dates(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
-        """What is dated otherwise than what the target holds."""
+        """Return the paths of a server whose plan differs from the published one, with their dates."""
         known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
             Dated(path, self.target.dated(path, files[path], self.at), plan)
@@ -452,7 +432,7 @@ class _Offered(Mapping[str, Files | None]):
 
 
 class _InBatches(ItemsView[str, Files | None]):
-    """Each server with its files, of which no more are held than those of a batch."""
+    """The items of `_Offered`, in batches, so that memory has the files of one batch only."""
 
     _mapping: _Offered
 
@@ -462,36 +442,26 @@ class _InBatches(ItemsView[str, Files | None]):
             yield from self._mapping.some(batch).items()
 
 
-def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
-    if done.new or done.withdrawn:
-        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
-        message = ", ".join(f"{count} {what}" for what, count in counts.items())
-        yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})
-
-
 def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
     """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
 
     A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
     """
-    if facts.left_output is not None:
-        names = {commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines}
-        states: Iterable[ServerState] = (plans.servers[name] for name in names if name in plans.servers)
-        return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state))
-    if not is_upgraded:
+    if facts.left_output is None and not is_upgraded:
         return frozenset()
-    states = plans.servers.values()
-    return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state) and _is_offered(state))
+    states: Iterable[ServerState] = plans.servers.values()
+    if facts.left_output is not None:
+        names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
+        states = [plans.servers[name] for name in names if name in plans.servers]
+    found = set[SystemUuid]()
+    for state in states:
+        decision, plan = state.decision, state.plan
+        is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
+        is_offered = plan is not None and plan.key is not None and plan.writes_disk
+        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
+        if (is_offered or is_waiting) and not is_in_copies:
+            found.add(decision.uuid)
+    return frozenset(found)
 
 
-def _is_in_no_copy(state: ServerState) -> bool:
-    decision, plan = state.decision, state.plan
-    is_due = plan is not None and (_is_offered(state) or plan.cause in _WAITING)
-    return is_due and decision.endpoint is None and not decision.copies.one_time_boots
-
-
-def _is_offered(state: ServerState) -> bool:
-    return state.plan is not None and state.plan.key is not None and state.plan.writes_disk
-
-
-_WAITING = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
+_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})

@@ -1,0 +1,27 @@
+"""Fixtures of the tests that run the CI jobs of a fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.ci_runner import CommentHost, Fleet, comment_host, programs_of
+from tests.helpers.forked_commands import for_shells
+
+
+@pytest.fixture
+def host() -> Iterator[CommentHost]:
+    with comment_host() as host:
+        yield host
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    return Fleet(tmp_path)
