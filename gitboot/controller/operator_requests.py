@@ -104,14 +104,8 @@ def _do(learning: Learning, request: Request, commit: Commit | None, held: HeldC
             return _set_records(learning, request)
         case "begin" if commit is not None:
             return _begin(learning, facts, commit)
-        case "resolve":
-            return _resolve(learning, facts)
-        case "accept":
-            return _accept(learning, facts)
-        case "certificate":
-            return _accept_certificate(learning, facts)
-        case "replace":
-            return _replace(learning, facts)
+        case "resolve" | "accept" | "certificate" | "replace" | "back":
+            return _ON_SERVER[request.what](learning, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
             accept_clock(learning)
             return f"the clock is right: it is {format_instant(learning.at)} ({facts['reason']})"
@@ -127,8 +121,6 @@ def _do(learning: Learning, request: Request, commit: Commit | None, held: HeldC
         case "powered":
             told = "; ".join(f"{item['server']} {_powered(item)}" for item in facts["items"])
             return f"power {facts['action']} by hand: {told} ({facts['reason']})"
-        case "back":
-            return _is_back(learning, facts)
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
             approval = Approval(facts["digest"], tuple(facts["guards"]), learning.at, request.who, facts["reason"])
@@ -195,9 +187,8 @@ def _begin(learning: Learning, facts: Mapping[str, Any], commit: Commit) -> str:
     return begin(learning, commit, Beginning(facts["how"]), records)
 
 
-def _resolve(learning: Learning, facts: Mapping[str, Any]) -> str:
-    uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
-    consumed, bmc, reason = facts["consumed"], facts["bmc"], facts["reason"]
+def _resolve(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+    key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
     pinned = learning.pinned(uuid)
     seen = pinned.seen if pinned is not None else None
 
@@ -230,17 +221,15 @@ def _powered(item: Mapping[str, Any]) -> str:
     return f"may have been switched: {item['why']}" if item["sent"] is None else f"was sent nothing: {item['why']}"
 
 
-def _is_back(learning: Learning, facts: Mapping[str, Any]) -> str:
-    uuid, server = parse_uuid(facts["uuid"]), facts["server"]
+def _is_back(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     if not settle_switches(learning, uuid, SwitchState.BACK, lambda each: each.state.is_open):
         return f"{server}: it was not waited for"
     learning.hurried.add(uuid)
     return f"{server}: it is in service again ({facts['reason']})"
 
 
-def _accept(learning: Learning, facts: Mapping[str, Any]) -> str:
+def _accept(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Take a person's word that what a BMC shows is its server, if it still shows what the person saw."""
-    uuid, server = parse_uuid(facts["uuid"]), facts["server"]
     pinned = learning.pinned(uuid)
     if pinned is None or [pinned.seen.uuid, pinned.seen.serial] != facts["shown"]:
         seen = pinned.seen if pinned is not None else "nothing"
@@ -250,9 +239,9 @@ def _accept(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: it is the machine whose BMC shows {pinned.seen} ({facts['reason']})"
 
 
-def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
+def _accept_certificate(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Take a person's word for the certificate that a BMC shows instead of the one that was pinned."""
-    uuid, server, certificate = parse_uuid(facts["uuid"]), facts["server"], str(facts["certificate"])
+    certificate = str(facts["certificate"])
     if (pinned := learning.pinned(uuid)) is None:
         raise UsageError(f"no certificate of the BMC of {server} is pinned")
     learning.pin(uuid, replace(pinned, certificate=certificate))
@@ -260,9 +249,9 @@ def _accept_certificate(learning: Learning, facts: Mapping[str, Any]) -> str:
     return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
 
 
-def _replace(learning: Learning, facts: Mapping[str, Any]) -> str:
+def _replace(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Let what somebody else has set give way to what the plan wants."""
-    uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
+    key = facts["key"]
     own = next((each for each in learning.overrides.of(uuid) if each.reason == key), None)
     if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED, State.UNSENT)):
         return f"{server}: there was nothing to replace"
@@ -272,6 +261,15 @@ def _replace(learning: Learning, facts: Mapping[str, Any]) -> str:
     learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
+
+
+_ON_SERVER: Final[Mapping[str, Callable[[Learning, SystemUuid, str, Mapping[str, Any]], str]]] = {
+    RESOLVE: _resolve,
+    ACCEPT: _accept,
+    CERTIFICATE: _accept_certificate,
+    REPLACE: _replace,
+    BACK: _is_back,
+}
 
 
 def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[[OverrideRecord], bool]) -> int:

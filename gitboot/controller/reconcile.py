@@ -121,7 +121,7 @@ class Reconciler:
 
     def retry_targets(self) -> None:
         """Let each target retry now after a failure. Any thread may call this."""
-        self._components.target.retry_now()
+        self._components.target.followers.retry_now()
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
         """Report a stage that hangs. Another thread calls this. The next pass that ends withdraws the report."""

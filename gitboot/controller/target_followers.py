@@ -60,18 +60,14 @@ class Followed:
 
     def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
         """``list_keys`` is the folder of the keys that sign the list; None: the list is unsigned."""
-        self._target, self._followers, self._list_keys = target, followers, list_keys
+        self.followers = followers
+        self._target, self._list_keys = target, list_keys
         self._signed_list = SignedListState()
         self._has_published = False  # by this process
 
     @property
     def is_as_left(self) -> bool:
         return self._target.is_as_left
-
-    @property
-    def following(self) -> tuple[Following, ...]:
-        """How each that follows fares."""
-        return self._followers.following
 
     def publish(
         self,
@@ -87,7 +83,7 @@ class Followed:
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
         self._has_published = True
-        self._followers.publish()
+        self.followers.publish()
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
@@ -98,7 +94,7 @@ class Followed:
         before = self._signed_list.expires
         self._update_list(at)
         if self._signed_list.expires != before and self._has_published:
-            self._followers.publish()
+            self.followers.publish()
         return self._signed_list
 
     def _update_list(self, at: datetime) -> None:
@@ -126,18 +122,6 @@ class Followed:
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows of the target that are over. Followers stay: they may be newer than the target."""
         return self._target.end_windows(at)
-
-    def turn(self, at: datetime) -> None:
-        """Have all that follow brought up to a transition at ``at``, which was just published, at once."""
-        self._followers.turn(at)
-
-    def retry_now(self) -> None:
-        """Let all that follow try now what failed before."""
-        self._followers.retry_now()
-
-    def settle(self) -> None:
-        """Wait until all that follow hold what was published, if that takes no longer than a minute."""
-        self._followers.wait(PATIENCE_S)
 
 
 def followers_of(

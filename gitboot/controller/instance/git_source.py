@@ -109,12 +109,8 @@ def remote_of(settings: GitSettings) -> Remote:
 
     The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
     """
-    credentials: Password | SshKey | None = None
-    if settings.ssh is not None:
-        key, known_hosts = settings.ssh
-        credentials = SshKey(private_key=key, known_hosts=known_hosts)
-    elif settings.credentials is not None:
-        credentials = Password(password="")
+    has_password = settings.ssh is None and settings.credentials is not None
+    credentials = Password(password="") if has_password else read_git_credentials(settings)
     return Remote(
         url=settings.repository,
         reference=settings.reference,

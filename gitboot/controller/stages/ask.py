@@ -31,7 +31,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
         may_set=may_set and is_clock_trusted(knowledge.facts, state.keeping, at),
         keys=state.keys,
-        late=frozenset(each.serves for each in components.target.following if each.behind_since is not None),
+        late=frozenset(each.serves for each in components.target.followers.following if each.behind_since is not None),
     )
     components.bmcs.forget(machines - schedule.tasks.keys())
     schedule = reschedule_now(schedule, _with_other_credentials(schedule, components.bmcs), at)

@@ -10,6 +10,7 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.publication import LedgerNotes, left_output, published
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.stages.plan import QUICK_START
+from gitboot.controller.target_followers import PATIENCE_S
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger import instance_tables
@@ -23,9 +24,9 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
         state = _note_left_output(_publish_plans(state, commit, this), commit, this)
         transition = this.before.plans.transitions.next
         if transition is not None and transition <= this.at:
-            this.components.target.turn(transition)
+            this.components.target.followers.turn(transition)
         if this.wait:
-            this.components.target.settle()
+            this.components.target.followers.wait(PATIENCE_S)
         attempt = state.attempt
         if attempt.stands != attempt.evaluated and state.unwritable is None and state.publication.stands_for(commit):
             state = replace(state, attempt=replace(attempt, stands=attempt.evaluated))

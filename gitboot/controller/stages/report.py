@@ -27,7 +27,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
         state,
         refused=refused,
         unnamed_proxies=proxies,
-        following=components.target.following,
+        following=components.target.followers.following,
         unread=components.inbox.unread,
         signed_list=components.target.renew_list(at),
     )
