@@ -550,12 +550,18 @@ def _encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Found]:
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
-            for rule, value in _secrets_in_base64(data):
+            for rule, value in _secrets_in_piece(data) if len(data) <= _LONG else _secrets_in_base64(data):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
     for start, end, data in _blocks(lines):
         for rule, value in _secrets_in_base64(data):
             yield rule, SecretSpan(start, start, end), value
+
+
+@lru_cache(maxsize=1024)  # servers have most of them in common
+def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
+    """Return the secrets in a piece of base64 that is not long."""
+    return tuple(_secrets_in_base64(data))
 
 
 def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
