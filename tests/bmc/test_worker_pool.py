@@ -90,12 +90,17 @@ def make_held() -> Iterator[Callable[..., Held]]:
         each.crew.close()
 
 
+@pytest.fixture
+def held(make_held: Callable[..., Held]) -> Held:
+    return make_held()
+
+
 def names(number: int, letter: str = "a") -> list[str]:
     return [f"{letter}{each:03}" for each in range(number)]
 
 
-def test_many_that_end_within_a_moment_wake_somebody_once(make_held: Callable[..., Held]) -> None:
-    held, keys = make_held(), names(FIRST)
+def test_many_that_end_within_a_moment_wake_somebody_once(held: Held) -> None:
+    keys = names(FIRST)
     held.add(*keys)
     held.end(*keys[:-1])
     assert held.taken(FIRST - 1).keys() == set(keys[:-1])
@@ -104,9 +109,8 @@ def test_many_that_end_within_a_moment_wake_somebody_once(make_held: Callable[..
 
 
 def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
-    make_held: Callable[..., Held],
+    held: Held,
 ) -> None:
-    held = make_held()
     held.add("a", "b")
     held.end("a")
     held.until(lambda: len(held.timers) == 1)
@@ -118,8 +122,7 @@ def test_after_a_moment_and_when_nothing_is_left_to_wait_for_somebody_is_woken(
     assert len(held.timers) == 1
 
 
-def test_nobody_is_woken_for_what_was_taken(make_held: Callable[..., Held]) -> None:
-    held = make_held()
+def test_nobody_is_woken_for_what_was_taken(held: Held) -> None:
     held.add("a", "b")
     held.end("a")
     held.until(lambda: len(held.timers) == 1)
@@ -142,8 +145,8 @@ def test_what_ends_makes_room_at_once_and_nobody_has_to_take_it_first(make_held:
     assert held.crew.next_ended() == {}
 
 
-def test_a_site_gets_as_many_as_it_bears(make_held: Callable[..., Held]) -> None:
-    held, keys = make_held(), names(3 * FIRST)
+def test_a_site_gets_as_many_as_it_bears(held: Held) -> None:
+    keys = names(3 * FIRST)
     held.add(*keys, site="a", sign=FAST)
     held.until(lambda: len(held.begun) == FIRST)
     held.end(*keys[:FIRST])
@@ -174,8 +177,7 @@ def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(mak
     assert held.begun == ["a", "b"]
 
 
-def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(make_held: Callable[..., Held]) -> None:
-    held = make_held()
+def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(held: Held) -> None:
     held.add("web01")
     held.end("web01")
     held.until(lambda: held.woken == 1)
@@ -184,8 +186,7 @@ def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(make_he
     assert held.add("web01") == {"web01"}
 
 
-def test_what_a_task_raises_is_raised_where_its_result_would_be(make_held: Callable[..., Held]) -> None:
-    held = make_held()
+def test_what_a_task_raises_is_raised_where_its_result_would_be(held: Held) -> None:
 
     def fail() -> tuple[str, Sign]:
         raise ZeroDivisionError("our bug")
