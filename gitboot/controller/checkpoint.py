@@ -470,6 +470,7 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
 
 
 def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
+    agenda: Agenda[str] = Agenda()
     servers = {
         name: ServerState(
             decision=commit.decisions.servers[name],
@@ -489,7 +490,7 @@ def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], inst
         stop=kept.stop,
         left=kept.left,
         servers=servers,
-        transitions=Agenda[str]().moved(instants),
+        transitions=agenda.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
         versions=dict(kept.versions),
