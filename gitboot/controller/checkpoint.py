@@ -467,6 +467,7 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
 
 
 def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
+    agenda: Agenda[str] = Agenda()
     servers = {
         name: ServerState(
             decision=commit.decisions.servers[name],
@@ -481,13 +482,12 @@ def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], inst
         )
         for name, each in states.items()
     }
-    transitions: Agenda[str] = Agenda()
     return Plans(
         commit=commit,
         stop=kept.stop,
         left=kept.left,
         servers=servers,
-        transitions=transitions.moved(instants),
+        transitions=agenda.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
         versions=dict(kept.versions),

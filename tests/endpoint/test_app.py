@@ -553,6 +553,12 @@ def test_who_is_no_operator_cannot_tell_pages_from_nothing(site: Site) -> None:
     assert len(responses) == 1
 
 
+def test_a_header_is_not_believed_from_who_is_no_proxy(site: Site) -> None:
+    headers = {"x-forwarded-for": "10.8.0.7"}
+    with site.serve(trusted_proxies=NOBODY, operators=[ip_network("10.8.0.0/16")]) as url:
+        assert get(f"{url}/api/v1/status", headers=headers).status_code == 404
+
+
 def test_ipv6_loopback_is_an_operator_by_default(site: Site) -> None:
     with site.serve("[::1]:0") as url:
         assert url.startswith("http://[::1]:")

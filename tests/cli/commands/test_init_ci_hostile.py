@@ -150,6 +150,15 @@ def test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one
 
 
 @pytest.mark.parametrize("job", JOBS)
+def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(HARMLESS)
+    ran = job(fleet, host, programs, head="f" * 40)
+    assert (ran.failed, host.comments) == ({}, [])
+
+
+@pytest.mark.parametrize("job", JOBS)
 def test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
