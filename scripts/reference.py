@@ -18,7 +18,7 @@ from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
-from gitboot.endpoint.metrics import families
+from gitboot.endpoint.metrics import FAMILIES
 from gitboot.model.json_schema import KINDS, schema_fields
 from gitboot.problems import Code
 from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, ConditionType
@@ -163,7 +163,7 @@ def metrics_page() -> str:
         "| metric | type | labels | |",
         "|---|---|---|---|",
     ]
-    for each in families():
+    for each in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in each.labels)
         says = f"{each.says} ({each.values})" if each.values else each.says
         lines.append(f"| `{each.sample.removesuffix('_bucket')}` | {each.kind} | {labels} | {says} |")
