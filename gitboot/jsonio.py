@@ -72,12 +72,11 @@ class _Key(NamedTuple):
 
 
 def _of_fields(value: Any, keys: tuple[_Key, ...]) -> dict[str, Any]:
-    found = {}
-    for name, key, default, write in keys:
-        item = getattr(value, name)
-        if default is MISSING or item != default:
-            found[key] = item if type(item) in _PLAIN else write(item)
-    return found
+    return {
+        key: item if type(item) in _PLAIN else write(item)
+        for name, key, default, write in keys
+        if (item := getattr(value, name)) != default or default is MISSING
+    }
 
 
 def to_camel(name: str) -> str:
