@@ -187,22 +187,6 @@ def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: 
         assert instance_tables.read(parts.ledger).branch == parts.source.reference == "refs/heads/release"
 
 
-def test_finding_r2_a_rev_is_kept_until_another_rev_replaces_it(work: Work, tmp_path: Path) -> None:
-    work.git("switch", "--quiet", "--create", "release")
-    released = work.commit({"README.md": "Released.\n"})
-    work.git("switch", "--quiet", "main")
-    with running(work.path, tmp_path, "--rev", "release", "--poll", "1", records="fresh") as instance:
-        eventually(lambda: applies(instance, released))
-    with running(work.path, tmp_path, "--poll", "1") as instance:
-        work.git("switch", "--quiet", "release")
-        released = work.commit({"README.md": "Released again.\n"})
-        eventually(lambda: applies(instance, released))
-        work.git("switch", "--quiet", "--create", "experiment")
-    with running(work.path, tmp_path, "--rev", "HEAD", "--poll", "1") as instance:
-        checked_out = work.commit({"README.md": "An experiment.\n"})
-        eventually(lambda: applies(instance, checked_out))
-
-
 # The source
 
 
