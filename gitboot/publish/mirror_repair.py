@@ -260,8 +260,10 @@ class _Attempt:
             raise PublishError(f"{root}: {HEAD} is not one of this version of gitboot (let gitboot publish again)")
         if self._published.pending is not None:
             raise Overtaken(f"{root} is being published, or a publication was cut short (let gitboot publish)")
-        self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
-        is_target = self._records.observe(FollowedTree(root))
+        self._records = None
+        if store.records is not None:
+            self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
+        is_target = self._records is not None and self._records.observe(FollowedTree(root))
         if not is_target:  # a mirror that has a newer list than the tree shows that the tree is a copy of before
             found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
@@ -346,7 +348,7 @@ class _Attempt:
             raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._turns)}")
         if _state_of(self._root) != self._published:
             raise Overtaken(f"{self._root} was published to meanwhile")
-        if not self._records.is_as_observed():
+        if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
 
 
@@ -446,15 +448,13 @@ _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes ther
 
 
 class MirrorRecords:
-    """The records of a mirror: those of a target, those of OUTPUT if all of it was copied, or none."""
+    """The records in a store: those of a target, those of OUTPUT if all of it was copied, or none."""
 
-    def __init__(self, name: str, store: FileStore | None, ledger: str) -> None:
-        """``store`` has the records; None: the mirror has no place for records. ``ledger`` is that of the tree."""
+    def __init__(self, name: str, store: FileStore, ledger: str) -> None:
+        """``ledger`` is that of the tree."""
         self._name, self._store, self._ledger = name, store, ledger
         self._copied: bytes | None = None  # the head of a copied OUTPUT
-        self._target: StoreTarget | None = None
-        if store is not None:
-            self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
+        self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")
 
     def observe(self, tree: FollowedTree) -> bool:
         """Return whether the mirror is a target of the tree's instance, and remember the records.
@@ -462,8 +462,6 @@ class MirrorRecords:
         Raises `ForeignTree` if another ledger publishes there, `Overtaken` if the target does not hold what the tree
         has, `PublishError` and `HostUnreachable`.
         """
-        if self._store is None or self._target is None:
-            return False
         found = self._store.get(HEAD)
         copied = _tree_head(found.content) if found is not None else None
         self._copied = found.content if found is not None and copied is not None else None
@@ -484,8 +482,6 @@ class MirrorRecords:
 
     def is_as_observed(self) -> bool:
         """Return whether no process has begun or ended to write since `observe`."""
-        if self._store is None or self._target is None:
-            return True
         if self._copied is not None:
             found = self._store.get(HEAD)
             return found is not None and found.content == self._copied
