@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT, write_whole
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -238,6 +238,11 @@ def _parse_status(data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
         raise ValueError("not a status")
     return found
+
+
+def status_file(facts: Mapping[str, Any]) -> bytes:
+    """What the instance leaves for endpoints."""
+    return canonical(facts) + b"\n"
 
 
 def without_document(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:

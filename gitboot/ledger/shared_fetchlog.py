@@ -51,12 +51,6 @@ class SharedFetches:
         return has_reported(self._known(server, None), token)
 
     def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool] = bool) -> None:
-        """Write a fetch durably before it is answered from a tree that names this ``giver``.
-
-        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
-        the database takes it.
-        """
-
         def record(run: _Run) -> None:
             if giver is None or self._look(run, "FOR SHARE") != giver or is_given_up():
                 raise Unrecordable
@@ -65,16 +59,11 @@ class SharedFetches:
         self._asked(record)
 
     def ping(self) -> None:
-        """Ask a question if the last one failed, or is some seconds old."""
         if self.failure is not None or now_s() - self._asked_s >= _ASKED_EVERY_S:
             with suppress(Unrecordable):
                 self._known("", None)
 
     def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
-        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
-
-        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
-        """
         spool, file = batch.writer
 
         def take(run: _Run) -> int:
@@ -90,7 +79,6 @@ class SharedFetches:
         return self._taking(take)
 
     def go_back(self, writer: Writer, place: int) -> None:
-        """Let the next batch of a writer begin at ``place``, if more than that was taken. Raises `NotTaken`."""
         self._taking(
             lambda run: run(
                 "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s", (place, *writer, place)

@@ -50,6 +50,7 @@ from gitboot.controller.reconcile import Outlet, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
+from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
@@ -58,7 +59,7 @@ from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
@@ -609,7 +610,7 @@ def _leave_status(
         "branch": source.reference,
     }
     facts_at = left.write({**status.facts(), **said})
-    tree.write_status(canonical(facts_at) + b"\n", at)
+    tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
         with suppress(OSError):  # it says less then, and is trusted less
             write_mark(spooled, identity, changes)
