@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, TypeVar
@@ -36,32 +37,46 @@ def written_by(write: Callable[[Any], Any], *, unless_default: bool = False) -> 
 
 
 def facts(value: Any) -> Any:
-    """A value as JSON has it; raises TypeError for what it has not."""
-    kind: type = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind in _SEEN:
-        return _of_fields(value, _keys(kind))
-    match value:
-        case Enum():
-            return value.value
-        case str() | int() | float():
-            return value
-        case datetime():
-            return format_instant(value)
-        case Mapping():
-            return {str(key): facts(item) for key, item in value.items()}
-        case tuple() if hasattr(value, "_fields"):
-            return {to_camel(name): facts(getattr(value, name)) for name in value._fields}
-        case list() | tuple():
-            return [facts(item) for item in value]
-    if not is_dataclass(value) or isinstance(value, type):
-        raise TypeError(f"JSON has no {type(value).__name__}")
-    _SEEN.add(kind)
-    return _of_fields(value, _keys(kind))
+    """Return a value as JSON has it. Raises TypeError for a value that JSON does not have."""
+    kind = type(value)
+    return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
 
 
-_SEEN: Final[set[type]] = set()  # dataclasses, of which there are far more values than kinds
+_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # of the types that `facts` has seen
+
+
+def _writer(kind: type) -> Callable[[Any], Any]:
+    """Return the function that writes the values of a type as JSON values."""
+    if issubclass(kind, Enum):
+        write: Callable[[Any], Any] = attrgetter("value")
+    elif issubclass(kind, str | int | float):
+        write = _itself
+    elif issubclass(kind, datetime):
+        write = format_instant
+    elif issubclass(kind, Mapping):
+        write = _write_mapping
+    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        write = _fields_writer([_Key(name, to_camel(name), MISSING, facts) for name in kind._fields])
+    elif issubclass(kind, list | tuple):
+        write = _write_items
+    elif is_dataclass(kind):
+        write = _fields_writer(_keys(kind))
+    else:
+        raise TypeError(f"JSON has no {kind.__name__}")
+    _WRITERS[kind] = write
+    return write
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _write_mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(key): item if type(item) in _PLAIN else facts(item) for key, item in value.items()}
+
+
+def _write_items(value: Sequence[Any]) -> list[Any]:
+    return [item if type(item) in _PLAIN else facts(item) for item in value]
 
 
 class _Key(NamedTuple):
@@ -71,12 +86,16 @@ class _Key(NamedTuple):
     write: Callable[[Any], Any]
 
 
-def _of_fields(value: Any, keys: tuple[_Key, ...]) -> dict[str, Any]:
-    return {
-        key: item if type(item) in _PLAIN else write(item)
-        for name, key, default, write in keys
-        if (item := getattr(value, name)) != default or default is MISSING
-    }
+def _fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
+    def write_fields(value: Any) -> dict[str, Any]:
+        found = {}
+        for name, key, default, write in keys:
+            item = getattr(value, name)
+            if default is MISSING or item != default:
+                found[key] = item if type(item) in _PLAIN else write(item)
+        return found
+
+    return write_fields
 
 
 def to_camel(name: str) -> str:
@@ -85,9 +104,8 @@ def to_camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-@cache
-def _keys(kind: type) -> tuple[_Key, ...]:
-    """The fields of a dataclass that JSON has, what it calls them, and how it has them."""
+def _keys(kind: type) -> list[_Key]:
+    """Return the fields of a dataclass that JSON has, with their keys and how their values are written."""
     keys = []
     for each in fields(kind):
         default = each.default if each.default_factory is MISSING else each.default_factory()
@@ -95,7 +113,7 @@ def _keys(kind: type) -> tuple[_Key, ...]:
         key = each.metadata.get(_KEY, to_camel(each.name))
         if key is not None:
             keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, facts)))
-    return tuple(keys)
+    return keys
 
 
 def format_instant(at: datetime) -> str:
