@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
+from operator import methodcaller
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.msgpack import Encoder
@@ -51,6 +52,7 @@ Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 Key = bytes
+T = TypeVar("T")
 _encode_input: Final = Encoder().encode
 _SIZE: Final = 16  # bytes: no two contents of one fleet have the same digest by chance
 
@@ -63,6 +65,7 @@ class Evaluation:
     keys: Mapping[str, Key]  # by server, sorted
     rows: Mapping[str, DecidedRow]  # by server, sorted
     decided: Decided
+    summary: FleetSummary
 
     @property
     def revision(self) -> Revision:
@@ -72,26 +75,40 @@ class Evaluation:
     def repository(self) -> FleetRepository:
         return self.loaded.repository
 
-    def results(self, kind: ResultKind) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results of the commit that a cache may store, by key."""
+    def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
+        """Return the results that a cache may store, by key, without those that ``beside`` has at the same place."""
         if kind is ResultKind.PARSED:
-            return {each.blob.encode(): each for each in self.loaded.files.values() if each.has_only_servers}
-        return dict(zip(self.keys.values(), self.rows.values(), strict=True))
+            files = beside.loaded.files if beside is not None else {}
+            found = (each for path, each in self.loaded.files.items() if files.get(path) is not each)
+            return {each.blob.encode(): each for each in found if each.has_only_servers}
+        keys = beside.keys if beside is not None else {}
+        return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
     def is_made_of(self, other: Evaluation) -> bool:
         """Return whether this evaluation has the same files and decisions as another one."""
         return self.keys is other.keys and self.repository.origins is other.repository.origins
 
+
+class FleetSummary:
+    """What is counted over all servers of a fleet. Commits with the same documents share one summary."""
+
+    def __init__(self, repository: FleetRepository) -> None:
+        self._repository = repository
+
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
         """Every pin and hold, in the order of their servers and streams."""
-        return tuple(opt_outs(self.repository))
+        return tuple(opt_outs(self._repository))
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
         """The number of servers for each value of the labels that group servers."""
-        labels = [server.metadata.labels for server in self.repository.servers.values()]
-        return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
+        labels = [server.metadata.labels for server in self._repository.servers.values()]
+        sizes: dict[tuple[str, str], int] = {}
+        for key in GROUPING:
+            counts = Counter(map(methodcaller("get", key), labels))
+            sizes |= {(key, value): count for value, count in counts.items() if value is not None}
+        return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +156,7 @@ class CommitPair:
         old, touched = None, None
         if base is not None:
             old = base.decided
-            touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.group_sizes)
+            touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes)
         return compare(
             old.decisions if old is not None else None,
             head.decided.decisions,
@@ -217,11 +234,13 @@ class Evaluator:
         if not left:
             return
         for kind in EVALUATED:
-            results = {key: each for one in left for key, each in one.results(kind).items()}
-            lacking = iter(sorted(results.keys() - self._stored[kind]))
+            stored, results = self._stored[kind], dict[bytes, LoadedFile | DecidedRow]()
+            for each in left:
+                results |= each.results(kind, self._complete)
+            lacking = iter(sorted(results.keys() - stored))
             while batch := tuple(islice(lacking, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
-            self._stored[kind] = set(results)
+            stored.clear()  # from now on, the results of `_complete` are those that the cache has
         self._complete = left[-1]
 
     def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
@@ -250,7 +269,7 @@ class _Evaluating:
     ) -> None:
         self._snapshot, self._beside, self._known, self._workers = snapshot, beside, known, workers
         self._keys: Mapping[str, Key] = {}
-        self._rows: dict[str, DecidedRow] = {}
+        self._rows: Mapping[str, DecidedRow] = {}
 
     def evaluation(self) -> Evaluation:
         """Return the evaluation. Raises `InvalidRepository` with every problem of the commit."""
@@ -264,7 +283,8 @@ class _Evaluating:
             return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decided)
         assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
-        return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
+        summary = FleetSummary(found.repository)
+        return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parsed(self, paths: Sequence[str]) -> ParseCache:
         """Return the documents of new files, if the cache has them or workers parse them.
@@ -294,20 +314,19 @@ class _Evaluating:
     def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
         """Return the decision of each server, from memory, from the cache, or decided now."""
         keys, beside = self._keys, self._beside
-        known: dict[bytes, DecidedRow] = {}
-        if beside is not None:
-            known = dict(zip(beside.keys.values(), beside.rows.values(), strict=True))
-        unknown = [name for name in names if keys[name] not in known]
+        known = beside.keys if beside is not None else {}
+        unknown = [name for name in names if known.get(name) != keys[name]]
         stored = self._known(ResultKind.DECIDED, [keys[name] for name in unknown])
+        found = {}
         for name in unknown:
             if (data := stored.get(keys[name])) is not None and (row := row_of(data, name)) is not None:
-                known[keys[name]] = row
-        unknown = [name for name in unknown if keys[name] not in known]
+                found[name] = row
+        unknown = [name for name in unknown if name not in found]
         for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
             row = decoded_row(data)
             assert row is not None  # noqa: S101 - it was encoded a moment ago
-            known[keys[name]] = row
-        self._rows = rows = {name: known[keys[name]] for name in names}
+            found[name] = row
+        self._rows = rows = _with_names(names, beside.rows if beside is not None else {}, found)
         return DecidedServers(
             decisions=Decoded(rows, lambda row: decision_of(row.decision)),
             hosts=Decoded(rows, lambda row: host_of(row.host)),
@@ -374,8 +393,14 @@ def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str
         return decision_keys(repository, repository.servers)
     servers, before, keys = repository.servers, beside.repository.servers, beside.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
-    found = decision_keys(repository, changed)
-    return {name: found[name] if name in found else keys[name] for name in servers}
+    return _with_names(servers, keys, decision_keys(repository, changed))
+
+
+def _with_names(names: Collection[str], before: Mapping[str, T], found: Mapping[str, T]) -> Mapping[str, T]:
+    """Return the value of each name in their order: the one that was found, or else the one of ``before``."""
+    if before.keys() == set(names):
+        return {**before, **found}
+    return {name: found[name] if name in found else before[name] for name in names}
 
 
 def _all_but_servers(one: FleetRepository) -> tuple[object, ...]:
@@ -383,7 +408,6 @@ def _all_but_servers(one: FleetRepository) -> tuple[object, ...]:
     return one.fleet, one.images, one.streams, one.profiles, one.policies, one.maintenances, one.files, origins
 
 
-T = TypeVar("T")
 MOST: Final = 8
 _WORTH: Final = 500  # files or servers; fewer take less time than the start of a process
 BATCH: Final = 64  # files or servers in one message of a worker

@@ -302,8 +302,8 @@ def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Comm
         machines={},
         sites={},
         labels={},
-        opt_outs=commit.opt_outs,
+        opt_outs=commit.summary.opt_outs,
         minimum_versions=minimum_versions(repository),
         site=site,
-        shown=canonical(fleet_facts(repository, commit.opt_outs)) if _has_page(commit) else None,
+        shown=canonical(fleet_facts(repository, commit.summary.opt_outs)) if _has_page(commit) else None,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import is_
 from typing import Any, Final
 
@@ -57,12 +57,26 @@ class LoadedFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FileBatch:
+    """Files that follow one another in a revision, and what they have together."""
+
+    files: tuple[LoadedFile, ...]
+    resources: Mapping[Id, Resource]
+    origins: Mapping[Id, Origin]
+    references: frozenset[Id]
+    identities: frozenset[str]
+    bmcs: frozenset[tuple[str, bool]]
+    has_problems: bool  # a file has problems, or two documents have the same name or the same identity
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
     """A valid revision."""
 
     snapshot: Snapshot
     listing: Listing
     files: Mapping[str, LoadedFile]  # the documents' files, by path in order
+    batches: tuple[FileBatch, ...]  # the same files
     repository: FleetRepository
 
 
@@ -111,14 +125,14 @@ def load_revision(
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
             found = _loaded_file(path, blob, parsed)
         files[path] = found
+    batches = _batches(files.values(), before.batches if before is not None else ())
+    repository: FleetRepository | Flawed | None = None
     if not listing.problems:
-        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
-        if repository is not None:
-            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
-    examined = _examined(snapshot, listing, files)
-    if isinstance(examined, Flawed):
-        return examined
-    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=examined)
+        repository = _unchanged(snapshot, batches, before) or _valid_repository(snapshot, batches, before)
+    repository = repository or _examined(snapshot, listing, files)
+    if isinstance(repository, Flawed):
+        return repository
+    return Loaded(snapshot=snapshot, listing=listing, files=files, batches=batches, repository=repository)
 
 
 def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
@@ -140,11 +154,38 @@ def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
     )
 
 
-def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None) -> FleetRepository | None:
+_BATCH: Final = 128  # files
+
+
+def _batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
+    """Return files in batches. A batch of ``before`` that has the same files at the same place is used again."""
+    left, known, found = iter(files), iter(before), []
+    while successive := tuple(islice(left, _BATCH)):
+        old = next(known, None)
+        is_same = old is not None and len(old.files) == len(successive) and all(map(is_, old.files, successive))
+        found.append(old if old is not None and is_same else _batch(successive))
+    return tuple(found)
+
+
+def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
+    resources = dict(chain.from_iterable(each.resources for each in files))
+    identities_of_all = frozenset(chain.from_iterable(each.identities for each in files))
+    is_unique = len(resources) == sum(len(each.resources) for each in files)
+    is_unique = is_unique and len(identities_of_all) == sum(len(each.identities) for each in files)
+    return FileBatch(
+        files=files,
+        resources=resources,
+        origins=dict(chain.from_iterable(each.origins for each in files)),
+        references=frozenset(chain.from_iterable(each.references for each in files)),
+        identities=identities_of_all,
+        bmcs=frozenset(chain.from_iterable(each.bmcs for each in files)),
+        has_problems=not is_unique or any(each.has_problems for each in files),
+    )
+
+
+def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None) -> FleetRepository | None:
     """Return the repository of ``before`` at this revision, if no file that the fleet reads is another."""
-    if before is None or len(files) != len(before.files):
-        return None
-    if not all(map(is_, files.values(), before.files.values())):
+    if before is None or len(batches) != len(before.batches) or not all(map(is_, batches, before.batches)):
         return None
     blobs, known = snapshot.blobs, before.snapshot.blobs
     if blobs is not known and any(blobs.get(path) != known.get(path) for path in before.repository.files):
@@ -153,29 +194,31 @@ def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Load
 
 
 def _valid_repository(
-    snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None
+    snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None
 ) -> FleetRepository | None:
     """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
-    loaded = files.values()
-    if any(each.has_problems for each in loaded):
+    if any(each.has_problems for each in batches):
         return None
-    resources = dict(chain.from_iterable(each.resources for each in loaded))
-    named = set(chain.from_iterable(each.references for each in loaded))
-    identities_of_all = list(chain.from_iterable(each.identities for each in loaded))
-    bmcs = set(chain.from_iterable(each.bmcs for each in loaded))
+    resources: dict[Id, Resource] = {}
+    origins: dict[Id, Origin] = {}
+    for each in batches:
+        resources.update(each.resources)
+        origins.update(each.origins)
+    named = frozenset[Id]().union(*(each.references for each in batches))
+    identities_of_all = frozenset[str]().union(*(each.identities for each in batches))
+    bmcs = frozenset[tuple[str, bool]]().union(*(each.bmcs for each in batches))
     if (
-        len(resources) != sum(len(each.resources) for each in loaded)
+        len(resources) != sum(len(each.resources) for each in batches)
         or sum(key.kind == "Fleet" for key in resources) != 1
-        or len(set(identities_of_all)) != len(identities_of_all)
+        or len(identities_of_all) != sum(len(each.identities) for each in batches)
         # A server means the only system of a BMC of which another server names one.
-        or any((address, not names_system) in bmcs for address, names_system in bmcs)
+        or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key not in resources for key in named)
     ):
         return None
     contents = _contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
     if contents is None:
         return None
-    origins = dict(chain.from_iterable(each.origins for each in loaded))
     return _repository(snapshot, resources, origins, contents)
 
 
@@ -184,8 +227,9 @@ def _repository(
 ) -> FleetRepository:
     """Return resources as a repository. Without a Fleet document, the repository has one that says nothing."""
     by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    for key in sorted(resources):
-        by_kind[key.kind][key.name] = resources[key]
+    for (kind, name), resource in resources.items():
+        by_kind[kind][name] = resource
+    by_kind = {kind: dict(sorted(found.items())) for kind, found in by_kind.items()}
     fleet = next(iter(by_kind["Fleet"].values()), None)
     if fleet is None:
         metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Final
 
 from jinja2 import Template
@@ -35,19 +36,17 @@ __all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
 
 
 class TemplateSet:
-    """Template files by path, and the templates in YAML; each is compiled once."""
+    """Template files by path, and the templates in YAML."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._sources: dict[bytes, str] = {}  # by content
-        self._names: dict[str, frozenset[str]] = {}  # by source
-        self._compiled: dict[str, Template | str | TemplateFault] = {}  # by source
 
     def of(self, files: Mapping[str, bytes]) -> TemplateSet:
-        """Return the templates of other files. Both sets compile equal templates once."""
+        """Return the templates of other files. Both sets decode equal files once."""
         other = TemplateSet.__new__(TemplateSet)
         other._files = files
-        other._sources, other._names, other._compiled = self._sources, self._names, self._compiled
+        other._sources = self._sources
         return other
 
     def render_file(self, path: str, context: Mapping[str, object]) -> str:
@@ -59,9 +58,7 @@ class TemplateSet:
 
     def render_text(self, source: str, context: Mapping[str, object]) -> str:
         """Return the rendered text of a template. Text without markup stays as it is."""
-        template = self._compiled.get(source)
-        if template is None:
-            template = self._compiled[source] = compiled(source)
+        template = compiled(source)
         if isinstance(template, TemplateFault):
             raise TemplateFault(template.code, template.message, template.line)
         return template if isinstance(template, str) else rendered(template, context)
@@ -69,13 +66,10 @@ class TemplateSet:
     def names(self, path: str) -> frozenset[str]:
         """Return the names that the template of a file takes from its context."""
         try:
-            source = self._source(path)
-            if source not in self._names:
-                self._names[source] = names_in(source)
+            return names_in(self._source(path))
         except TemplateFault as fault:
             fault.path = path
             raise
-        return self._names[source]
 
     def _source(self, path: str) -> str:
         data = self._files[path]
@@ -92,6 +86,10 @@ def decoded(data: bytes) -> str:
         raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
 
 
+_COMPILED: Final = 1024  # sources that stay compiled: more than a fleet has
+
+
+@lru_cache(maxsize=_COMPILED)
 def compiled(source: str) -> Template | str | TemplateFault:
     if len(source.encode()) > MAX_BYTES:
         return out_of_bounds(f"it has more than {MAX_BYTES:,} bytes")
@@ -105,6 +103,7 @@ def compiled(source: str) -> Template | str | TemplateFault:
         return fault
 
 
+@lru_cache(maxsize=_COMPILED)
 def names_in(source: str) -> frozenset[str]:
     """Return the names that a template takes from its context."""
     with _faults_of_syntax():
