@@ -14,7 +14,7 @@ from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, canonical
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, adapt, holds, make_root, staged
 from gitboot.publish.first_publication import check_room, fill, finish
-from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of, render_shards
+from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
 from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, listing_in
 from gitboot.publish.tree_changes import (
     EndedWindows,
@@ -27,6 +27,7 @@ from gitboot.publish.tree_changes import (
     decide,
 )
 from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
+from gitboot.render.endpoint_files import Pair, render_shards
 from gitboot.render.page import script_of
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles

@@ -33,8 +33,9 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
+from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
+from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
