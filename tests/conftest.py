@@ -161,7 +161,7 @@ _FIRST: Final = (
         "endpoint/test_api_operators_page",
         "endpoint/test_app",
         "endpoint/test_webhooks",
-        "controller/learn/test_ledger_trust",
+        "controller/records/test_ledger_trust",
     ),
 )
 # What a folder's tests need, which is left out without the option of its name.

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol
 from gitboot.artifacts.availability import is_withheld
 from gitboot.controller.current_plans import Plans, changed_by
 from gitboot.controller.instance_state import LimitedFiles, TargetState
-from gitboot.controller.learn.install_boots import offer_of, offers_of
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.install_boots import offer_of, offers_of
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced

@@ -23,7 +23,7 @@ from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import identity

@@ -34,7 +34,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Take a one-time boot": (
         "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
-        "controller/learn/test_provisioning_installations.py::"
+        "controller/records/test_provisioning_installations.py::"
         "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
     ),
     "Fetch user data and secrets": (
@@ -45,12 +45,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Stay unseen": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
-        "controller/learn/test_evidence_secret_fetches.py::"
+        "controller/records/test_evidence_secret_fetches.py::"
         "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
     ),
     "Report an installation": (
-        "controller/learn/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
-        "controller/learn/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
+        "controller/records/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "controller/records/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
         "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
     ),
     "Hold connections and bodies": (
@@ -90,7 +90,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "A full ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
-        "controller/learn/test_provisioning_installations.py::"
+        "controller/records/test_provisioning_installations.py::"
         "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
@@ -245,7 +245,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may write commit statuses
     "Cause a warning": (
-        "controller/learn/test_ledger_trust.py::"
+        "controller/records/test_ledger_trust.py::"
         "test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
     ),
     "Hide a proof": (
@@ -375,9 +375,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A restored copy": (
         "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
-        "controller/learn/test_ledger_trust.py::"
+        "controller/records/test_ledger_trust.py::"
         "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
-        "controller/learn/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+        "controller/records/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
     ),
 }
 

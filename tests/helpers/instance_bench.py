@@ -15,9 +15,9 @@ from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation

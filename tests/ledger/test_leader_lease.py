@@ -28,9 +28,9 @@ from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, write
 from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import Knowledge, write
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable

@@ -15,9 +15,9 @@ from gitboot.bmc.override_session import BmcTask
 from gitboot.bmc.override_state import Override, OverrideRecord, Wanted
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
-from gitboot.controller.learn.evidence import awaits_progress
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
-from gitboot.controller.learn.ledger_trust import Beginning
+from gitboot.controller.records.evidence import awaits_progress
+from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.files import write_whole
 from gitboot.fleet.layered_dict import replaced

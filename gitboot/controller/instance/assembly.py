@@ -44,12 +44,19 @@ from gitboot.controller.instance.state_directory import (
     token_keys,
 )
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
 from gitboot.controller.reconcile_pass import Components
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import (
+    Knowledge,
+    known,
+    looked_around,
+    output_modes,
+    write,
+    write_events,
+)
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError

@@ -10,10 +10,10 @@ from gitboot.child_processes import uncollected
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, changed_by, replanned
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import write
 from gitboot.controller.operator_requests import stop_of
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import write
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.resolve.boot_limits import Halt

@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_snapshot import known, never_offered
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_snapshot import known, never_offered
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 

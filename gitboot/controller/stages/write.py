@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from gitboot.controller.bmcs.schedule import note_results, reschedule_now
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn import ledger_snapshot
-from gitboot.controller.learn.ledger_changes import Learnt
 from gitboot.controller.reconcile_inputs import Intake
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_snapshot
+from gitboot.controller.records.ledger_changes import Learnt
 from gitboot.status.events import folded
 
 

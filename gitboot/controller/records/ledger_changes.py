@@ -15,12 +15,12 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
-from gitboot.controller.learn import evidence, ledger_trust, provisioning
-from gitboot.controller.learn.evidence import Reading
-from gitboot.controller.learn.install_boots import rolled_back
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
-from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.controller.operator_requests import HeldChanges
+from gitboot.controller.records import evidence, ledger_trust, provisioning
+from gitboot.controller.records.evidence import Reading
+from gitboot.controller.records.install_boots import rolled_back
+from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
+from gitboot.controller.records.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
