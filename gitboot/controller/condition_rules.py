@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from gitboot.artifacts.availability import Presence, is_withheld
-from gitboot.controller.acceptance import accepted_message, held_message, refused_message
+from gitboot.controller.commit_acceptance import accepted_message, held_message, refused_message
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import stopped_by_fleet

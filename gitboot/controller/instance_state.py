@@ -9,8 +9,8 @@ from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.operator_requests import is_named
 from gitboot.controller.records.ledger_snapshot import Knowledge

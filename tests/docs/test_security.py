@@ -105,10 +105,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
-        "controller/test_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
-        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Change a system without a disk": (
         "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
@@ -207,7 +207,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push to the followed branch
     "Decide what machines boot": (
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Send large objects": (
@@ -216,15 +216,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
-        "controller/test_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
-        "controller/test_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
+        "controller/test_commit_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "controller/test_commit_acceptance_signatures.py::"
         "test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
     ),
     "Replayed acknowledgements": (
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
@@ -233,14 +233,14 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
-        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
     "The forge's key as a person's": (
         "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
     ),
     # A person who may write commit statuses
@@ -342,7 +342,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A person on the path
     "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),

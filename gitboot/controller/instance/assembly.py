@@ -18,11 +18,11 @@ from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
+from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.controller.commit_judgement import Evaluating
 from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.credentials import read_credentials
-from gitboot.controller.acceptance import Authority
+from gitboot.controller.commit_acceptance import Authority
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.checkpoint import WORTH, Checkpoint
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import is_of, restored, token_keys

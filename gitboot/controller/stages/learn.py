@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gitboot.bmc.identity import Another, IdentityChanged
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import machines_without_task, override_events, power_events
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import changed_by, left_by
 from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.operator_requests import BEGIN
