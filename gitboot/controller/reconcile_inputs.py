@@ -37,7 +37,7 @@ from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
-from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words

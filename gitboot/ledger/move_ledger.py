@@ -29,8 +29,8 @@ from gitboot.ledger.location import (
     settle,
 )
 from gitboot.ledger.open_ledger import set_aside
+from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import Database
-from gitboot.ledger.shared_fetchlog import FETCHES
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import Store, copy_in_transaction, counted_rows, mark_of, open_database, read_mark
 

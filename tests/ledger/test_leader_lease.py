@@ -42,7 +42,7 @@ from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, n
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
 from gitboot.ledger.open_ledger import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
-from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
+from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run

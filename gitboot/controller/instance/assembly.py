@@ -74,7 +74,7 @@ from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.location import address_beside, is_named, note_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
-from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN
