@@ -123,7 +123,7 @@ _FIRST: Final = (
     ),
     *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
     *(
-        "cli/commands/test_operator_requests",
+        "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",
         "scenarios/test_kill_hand_over",
         "resolve/test_secret_scan",
