@@ -134,7 +134,7 @@ _FIRST: Final = (
         "git/test_fetch",
         "resolve/test_fleet_decisions_properties",
         "evaluator/test_evaluation_properties",
-        "controller/test_publication_properties",
+        "controller/test_offered_files_properties",
         "scenarios/test_running_instances",
         "scenarios/test_machine_lives",
     ),

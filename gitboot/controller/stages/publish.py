@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.publication import LedgerNotes, left_output, published
+from gitboot.controller.offered_files import LedgerNotes, left_output, published
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.stages.plan import QUICK_START
 from gitboot.controller.target_followers import PATIENCE_S
