@@ -1,4 +1,4 @@
-"""Publication: record which boots are offered, and write the files of changed servers."""
+"""Offered files: record which boots are offered, and publish the files of changed servers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import (
     BootPlan,
-    Cause,
 )
 from gitboot.status.events import Event
 
@@ -440,28 +439,3 @@ class _InBatches(ItemsView[str, Files | None]):
         names = iter(self._mapping)
         while batch := tuple(islice(names, _BATCH)):
             yield from self._mapping.some(batch).items()
-
-
-def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
-    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
-
-    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
-    """
-    if facts.left_output is None and not is_upgraded:
-        return frozenset()
-    states: Iterable[ServerState] = plans.servers.values()
-    if facts.left_output is not None:
-        names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
-        states = [plans.servers[name] for name in names if name in plans.servers]
-    found = set[SystemUuid]()
-    for state in states:
-        decision, plan = state.decision, state.plan
-        is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
-        is_offered = plan is not None and plan.key is not None and plan.writes_disk
-        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
-        if (is_offered or is_waiting) and not is_in_copies:
-            found.add(decision.uuid)
-    return frozenset(found)
-
-
-_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
