@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from gitboot.child_processes import uncollected
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, changed_by, replanned
 from gitboot.controller.instance_state import InstanceState, TargetState
@@ -102,8 +101,7 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> Insta
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not Halt.ALL:
         stop = Halt.ALL if beside.everything else Halt.WRITING
-    with uncollected():
-        plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
+    plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
     this.different |= different
     machines = {
         machine.uuid

@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from gitboot.child_processes import uncollected
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.offered_files import LedgerNotes, published
@@ -56,19 +55,18 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     terms = terms_of(commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten)
     is_same = publication.stands_for(commit) and publication.terms == terms
     if this.different or not is_same or publication.plans.sightings is not state.plans.sightings:
-        with uncollected():
-            publication = published(
-                publication,
-                state.plans,
-                commit,
-                this.different,
-                knowledge,
-                components.target,
-                LedgerNotes(components.store, knowledge.facts, at, state.unwritable),
-                at,
-                terms=terms,
-                keys=state.keys,
-            )
+        publication = published(
+            publication,
+            state.plans,
+            commit,
+            this.different,
+            knowledge,
+            components.target,
+            LedgerNotes(components.store, knowledge.facts, at, state.unwritable),
+            at,
+            terms=terms,
+            keys=state.keys,
+        )
     if publication.stands_for(commit) and state.unwritable is None:
         inbox.forget_spool(knowledge.taken, forgotten)
     unwritable = publication.unwritable or state.unwritable
