@@ -27,24 +27,11 @@ class ArtifactWatch(Protocol):
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
         """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
 
-    def seen(self) -> Mapping[BootFile, Sighting] | None:
-        """What was seen of them last; the same object for as long as that is the same. None: nobody looks."""
+    def seen(self) -> Mapping[BootFile, Sighting]:
+        """What was seen of them last; the same object for as long as that is the same."""
 
     def wait(self) -> None:
         """Wait until each was looked at once, or for as long as that is worth."""
-
-
-class NobodyLooks:
-    """Where artifacts are not looked at."""
-
-    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Look at nothing."""
-
-    def seen(self) -> None:
-        """Nothing is seen."""
-
-    def wait(self) -> None:
-        """Nothing is waited for."""
 
 
 class Lookout:

@@ -17,7 +17,7 @@ from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
+from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
@@ -106,7 +106,7 @@ class Inbox:
         self._spool: FolderSpool | SharedSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
-        self.artifacts = artifacts or NobodyLooks()
+        self.artifacts = artifacts  # None: nobody looks at them
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
@@ -195,7 +195,7 @@ class Inbox:
             requests=instance_tables.read_requests(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
             stoppage=self.stoppage,
-            sightings=self.artifacts.seen(),
+            sightings=self.artifacts.seen() if self.artifacts is not None else None,
             noted=tuple(self.withdrawals),
         )
 

@@ -22,13 +22,17 @@ QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its firs
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and name the artifacts of their boots to whoever checks artifacts."""
+    """Plan the servers that need it, and name the artifacts of their boots to the watch, if artifacts are checked.
+
+    With ``wait``, wait until the watch has checked them, and plan again by its result.
+    """
     if (commit := state.commit) is None:
         return _without_plans(state, this)
     state = _plan_until_now(state, commit, this)
+    if (artifacts := this.components.inbox.artifacts) is None:
+        return state
     unknown = (commit.decisions.unknown or {}).values()
     needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched)}
-    artifacts = this.components.inbox.artifacts
     artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
     if not this.wait:
         return state
