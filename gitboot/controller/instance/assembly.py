@@ -264,16 +264,14 @@ class _Reports:
         self._settings, self._tell, self._clock, self._judged = settings, tell, clock, judged
         self.left = state.LeftStatus(settings.state, clock)
         self._unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
+        self._spooled = _mark_in_spool(settings)
+        project = project_of(settings)
+        self._links = project.links() if project is not None else None  # to the project at the forge
         self.laps = Laps()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
     def warn(self, message: str) -> None:
         self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
-
-    def time_evaluation(self) -> Callable[[], None]:
-        """Start to measure an evaluation; the result is called at its end."""
-        lap = self.laps.start()
-        return lambda: lap(Stage.EVALUATE)
 
     def _tell_progress(self, underway: Underway | None) -> None:
         """Report how far long work has come, and how long it still takes: as an event, and in the status."""
@@ -287,19 +285,18 @@ class _Reports:
 
         It has how far the ledger has come: an older copy of it is noticed by that.
         """
-        settings, (identity, changes) = self._settings, store.progress
-        project = project_of(settings)
+        identity, changes = store.progress
         said = {
             "at": format_instant(at),
-            "site": settings.site,
+            "site": self._settings.site,
             "changes": changes,
-            "links": project.links() if project is not None else None,
+            "links": self._links,
             "branch": source.reference,
         }
         tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
-        if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
+        if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
             with suppress(OSError):  # it says less then, and is trusted less
-                write_mark(spooled, identity, changes)
+                write_mark(self._spooled, identity, changes)
         if (seen := self._unknown.take_in(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
@@ -364,7 +361,7 @@ def running(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                timed=reports.time_evaluation,
+                timed=partial(reports.laps.measure, Stage.EVALUATE),
                 read=reports.listener.of(Work.READ),
                 site=settings.site,
                 cache=cache,
