@@ -19,7 +19,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import Given, NotTaken, Unrecordable, has_reported, how_given
 from gitboot.fetchlog.spool import SUFFIX, ForwardedBatch, Taken, Writer, line_of, parse, writer_of
 from gitboot.ledger.leader_lease import Lease, now_s
-from gitboot.ledger.location import NOBODY, PostgresAddress, left
+from gitboot.ledger.location import NOBODY, PostgresAddress
+from gitboot.ledger.schema import left
 from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name
