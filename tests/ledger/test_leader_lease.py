@@ -27,8 +27,7 @@ from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
-from gitboot.controller.bmcs.desired_state import NotedWithdrawals
-from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import Knowledge, write
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError

@@ -19,7 +19,6 @@ from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
-from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
 from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
@@ -46,7 +45,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
