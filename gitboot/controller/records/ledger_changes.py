@@ -176,11 +176,15 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
     for reading in batch.readings:
         if evidence.judge(learning, reading, kind):
             learning.judged.add(reading.uuid)
-    evidence.trust_unasked(learning, batch.unasked, commit)
-    evidence.take(learning, batch.fetched, commit)
-    provisioning.doubt_given(learning, commit, batch.given)
+    if batch.unasked:
+        evidence.trust_unasked(learning, batch.unasked, commit)
+    if batch.fetched:
+        evidence.take(learning, batch.fetched, commit)
+    if batch.given:
+        provisioning.doubt_given(learning, commit, batch.given)
     provisioning.carry(learning, commit, batch.changed)
-    carry_switches(learning, commit, batch.changed)
+    if learning.known.switches or learning.switches.new:
+        carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
         uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
         standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)

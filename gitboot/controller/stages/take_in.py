@@ -41,7 +41,8 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     offered. A boot from before a person said what is installed puts only its own server in doubt.
     """
     taken = inbox.take(state.knowledge.taken, at)
-    taken = replace(taken, given=never_offered(store, taken.spooled))
+    if taken.spooled:
+        taken = replace(taken, given=never_offered(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
     told = state.telling.known if state.telling is not None else None
