@@ -182,7 +182,8 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
         evidence.take(learning, batch.fetched, commit)
     if batch.given:
         provisioning.doubt_given(learning, commit, batch.given)
-    provisioning.carry(learning, commit, batch.changed)
+    if batch.changed or learning.new_records:
+        provisioning.carry(learning, commit, batch.changed)
     if learning.known.switches or learning.switches.new:
         carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
