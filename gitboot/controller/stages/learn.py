@@ -89,7 +89,7 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         given=ready.given,
         readings=tuple(_readings(ready, state)),
         pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
-        unasked=machines_without_task(state.schedule, knowledge),
+        unasked=machines_without_task(state.schedule, knowledge) if knowledge.pending else frozenset(),
     )
 
 
