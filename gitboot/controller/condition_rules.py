@@ -578,8 +578,9 @@ def announcements(
     """Yield the events for false conditions that changed, as their types declare."""
     known = {each.type: each for each in before}
     for each in now:
-        declared = condition_type(each.type)
-        if each.status or declared is None:
+        if each.status or each == known.get(each.type):
+            continue
+        if (declared := condition_type(each.type)) is None:
             continue
         if (type := declared.announcement(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")
