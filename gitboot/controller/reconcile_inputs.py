@@ -13,12 +13,11 @@ from threading import Lock, RLock
 from typing import Final, Protocol
 
 from gitboot import files
-from gitboot.artifacts.availability import Sighting
+from gitboot.artifacts.availability import ArtifactWatch, Sighting
 from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool

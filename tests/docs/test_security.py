@@ -118,8 +118,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "controller/test_artifact_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
@@ -288,8 +288,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "controller/test_artifact_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
         "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
-from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings

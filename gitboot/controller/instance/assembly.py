@@ -13,12 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from gitboot.artifacts.availability import ReadResults, Sighting
+from gitboot.artifacts.availability import ArtifactWatch, Lookout, ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
 from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
