@@ -1,4 +1,4 @@
-"""Artifact checks: whether each file that a boot needs can be fetched and has the expected content."""
+"""Artifact checks: whether each file that a boot needs can be fetched and has the expected content, once and again."""
 
 from __future__ import annotations
 

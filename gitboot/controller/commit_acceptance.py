@@ -1,4 +1,4 @@
-"""Acceptance: the newest commit is evaluated and judged by the guards, then accepted, held or rejected as a whole."""
+"""Commit acceptance: evaluate the newest commit, judge it by the guards, and accept, hold or reject it as a whole."""
 
 from __future__ import annotations
 

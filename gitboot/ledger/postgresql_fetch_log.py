@@ -1,8 +1,8 @@
-"""The spool of hosts that share a ledger in a PostgreSQL: what each of them gives is known to all before it is given.
+"""Fetch log in PostgreSQL, for hosts that share a ledger: each host records a boot there before it serves the boot.
 
-An endpoint gives what is made once for the instance that has the lease, and only while that has it: whose tree was
-published under another one is of before. Each such boot is recorded in one transaction with a look at the lease, which
-who takes it waits for.
+An endpoint serves one-time boots only for the instance that holds the lease, and only while that instance holds it: a
+tree that another instance published is out of date. One transaction records the boot and reads the lease. An instance
+that takes the lease waits for these transactions.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Decide what fetches, BMC results and operator requests change in the ledger."""
+"""Records of servers: decide what fetches, BMC results and operator requests change in the ledger."""
