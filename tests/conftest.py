@@ -123,7 +123,7 @@ _FIRST: Final = (
     ),
     *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
     *(
-        "cli/commands/test_operator_requests",
+        "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",
         "scenarios/test_kill_hand_over",
         "resolve/test_secret_scan",
@@ -134,7 +134,7 @@ _FIRST: Final = (
         "git/test_fetch",
         "resolve/test_fleet_decisions_properties",
         "evaluator/test_evaluation_properties",
-        "controller/test_publication_properties",
+        "controller/test_offered_files_properties",
         "scenarios/test_running_instances",
         "scenarios/test_machine_lives",
     ),
@@ -161,7 +161,7 @@ _FIRST: Final = (
         "endpoint/test_api_operators_page",
         "endpoint/test_app",
         "endpoint/test_webhooks",
-        "controller/learn/test_ledger_trust",
+        "controller/records/test_ledger_trust",
     ),
 )
 # What a folder's tests need, which is left out without the option of its name.

@@ -33,7 +33,7 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record import Record
-from tests.controller.learn.test_ledger_trust import documents, turn
+from tests.controller.records.test_ledger_trust import documents, turn
 from tests.helpers.cases import for_each
 from tests.helpers.failing_disk import FailingDisk, failing_disk
 from tests.helpers.fleets import at, uuid_of

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fleet import name_of
-from benchmarks.flows.site import CHANGED, FETCHED, OVERRIDDEN, FlowFailed, Site
+from benchmarks.flows.site import CHANGED, FETCHED, FIRST, OVERRIDDEN, FlowFailed, Site, argument_with
 from benchmarks.flows.summary import as_text, differences, summarise
 
 _IDLE_S: Final = 3
@@ -94,11 +94,11 @@ def record(flows: Sequence[str], *, rounds: int = 3, mac: str | None = None) -> 
 
 
 def _change(site: Site, number: int, _: str | None) -> int:
-    before = site.files_with("first" if number == 0 else f"round{number - 1}")
+    before = site.files_with(FIRST if number == 0 else f"round{number - 1}")
     if not before:
         raise FlowFailed(f"no boot file of {name_of(CHANGED)} has the argument that its document gives")
     word = f"round{number}"
-    wanted = f"note={word}".encode()
+    wanted = argument_with(word).encode()
     with site.tracing.window() as window:
         site.change(word)
         site.wait_until(

@@ -29,7 +29,7 @@ PACKAGE = "TRACE_FLOWS_PACKAGE"  # the folder of the package whose calls are rec
 WINDOW = "window"  # a file of one byte in DIRECTORY: the number of the open window; 0: none is open
 
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>"}  # Python 3.12 calls no function for them
-_NESTED = re.compile(r"(\.<locals>\.<\w+>)+$")  # a lambda or a generator expression counts as its function
+_NESTED = re.compile(r"(\.<\w+>)+$")  # a lambda or a generator expression counts as its function
 _IS_FUNCTION = 0x1  # CO_OPTIMIZED: the bodies of modules and classes do not have it
 _IS_GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _RESUME = opmap["RESUME"]

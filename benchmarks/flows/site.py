@@ -28,6 +28,8 @@ CHANGED: Final = 0  # the server whose document changes; it has no BMC
 FETCHED: Final = range(1, 6)  # servers that each wait for one installation, and fetch their boot scripts
 OVERRIDDEN: Final = range(6, 11)  # servers that always boot from the network, by one-time overrides, and lose these
 
+FIRST: Final = "first"  # the word in the document of `CHANGED` before the first round
+
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _GITBOOT: Final = (sys.executable, "-m", "gitboot")
 _LOADER: Final = "iPXE/1.21.1+ (g988d2)"  # gitboot serves one-time boots to boot loaders only
@@ -43,6 +45,15 @@ _BMC: Final = """\
     credentials: flows
     tls: {{ca: certs/bmc-ca.pem}}
 """
+
+
+def argument_with(word: str) -> str:
+    """Return the kernel argument that has the word of a document.
+
+    The image of the server `CHANGED` claims to write no disk. The guard maxReinstalls holds a commit that adds any
+    other argument to such a boot, except one that only chooses what the kernel prints.
+    """
+    return f"loglevel={word}"
 
 
 class FlowFailed(Exception):
@@ -93,7 +104,7 @@ class Site:
         # 5 minutes. It does not set the one-time override of an installation again: a person has to look first.
         documents["policies/batch.yaml"] += b"  override: Once\n"
         for number in range(SERVERS):
-            documents[self._fleet.path(number)] = self._server(number, word="first").encode()
+            documents[self._fleet.path(number)] = self._server(number, word=FIRST).encode()
         return documents
 
     def change(self, word: str) -> None:
@@ -104,7 +115,7 @@ class Site:
         role = "batch" if number == CHANGED or number in OVERRIDDEN else "control-plane"
         text = re.sub(r"role: [\w-]+", f"role: {role}", self._fleet.server(number).decode())
         if number == CHANGED:
-            text += f"  kernelArguments: [note={word}]\n"
+            text += f"  kernelArguments: [{argument_with(word)}]\n"
         if number in (*FETCHED, *OVERRIDDEN):
             text += _BMC.format(address=self._redfish, name=name_of(number))
         if number in FETCHED:
@@ -116,7 +127,7 @@ class Site:
         return {
             path
             for path in (self._folder / "output" / "boot").rglob("*")
-            if path.is_file() and f"note={word}".encode() in path.read_bytes()
+            if path.is_file() and argument_with(word).encode() in path.read_bytes()
         }
 
     def mac(self, number: int) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gitboot.endpoint.app import Clients
     from gitboot.endpoint.recorder import ForwardedRecording, Recording
     from gitboot.endpoint.tls import Certificate
-    from gitboot.ledger.shared_fetchlog import SharedFetches
+    from gitboot.ledger.postgresql_fetch_log import SharedFetches
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -275,7 +275,7 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[Shar
         yield None
         return
     from gitboot.endpoint.recorder import Forwarder
-    from gitboot.ledger.shared_fetchlog import SharedFetches
+    from gitboot.ledger.postgresql_fetch_log import SharedFetches
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
         yield fetches

@@ -81,21 +81,22 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
 _HOMES: Final = {  # commands that share a module, or whose module has another name
-    "allow-installs": "operator_requests:allow_installs_command",
-    "approve": "operator_requests:approve_command",
+    "allow-installs": "instance_control:allow_installs_command",
+    "approve": "instance_control:approve_command",
     "boot-script": "plan:boot_script_command",
-    "comment": "diff:comment_command",
+    "comment": "diff_and_comment:comment_command",
     "completion": ".main:command",
+    "diff": "diff_and_comment:command",
     "events": "status:events_command",
     "import": "import_:command",
     "new": "new_server:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
-    "reconcile": "operator_requests:reconcile_command",
+    "reconcile": "instance_control:reconcile_command",
     "records": "provisioning_records:records_command",
     "render": "plan:render_command",
-    "resume": "operator_requests:resume_command",
-    "stop-installs": "operator_requests:stop_installs_command",
-    "suspend": "operator_requests:suspend_command",
+    "resume": "instance_control:resume_command",
+    "stop-installs": "instance_control:stop_installs_command",
+    "suspend": "instance_control:suspend_command",
     "unknown-machines": "status:unknown_machines_command",
 }
 _REPLACED: Final = {  # what earlier versions had, and what to type now

@@ -19,7 +19,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit

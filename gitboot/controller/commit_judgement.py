@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.controller.current_plans import changed_by
-from gitboot.controller.learn.install_boots import may_be_unread, need_no_install
-from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.provisioning import inheritances, left_to_install, strangers, without_base
+from gitboot.controller.records.install_boots import may_be_unread, need_no_install
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.provisioning import inheritances, left_to_install, strangers, without_base
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves

@@ -9,12 +9,12 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from gitboot.artifacts.availability import Presence, is_withheld
-from gitboot.controller.acceptance import accepted_message, held_message, refused_message
+from gitboot.controller.commit_acceptance import accepted_message, held_message, refused_message
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.ledger_trust import behind, doubt_of, unkept
 from gitboot.controller.operator_requests import stopped_by_fleet
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_trust import behind, doubt_of, unkept
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
@@ -578,8 +578,9 @@ def announcements(
     """Yield the events for false conditions that changed, as their types declare."""
     known = {each.type: each for each in before}
     for each in now:
-        declared = condition_type(each.type)
-        if each.status or declared is None:
+        if each.status or each == known.get(each.type):
+            continue
+        if (declared := condition_type(each.type)) is None:
             continue
         if (type := declared.announcement(known.get(each.type), each)) is not None:
             server = each.type.removeprefix("Bmc/")

@@ -11,8 +11,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import State
-from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.ledger_trust import left_since
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_trust import left_since
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced

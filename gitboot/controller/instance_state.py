@@ -9,11 +9,11 @@ from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import is_named
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
 from gitboot.fleet.layered_dict import replaced

@@ -13,10 +13,10 @@ from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.controller.bmcs.desired_state import settle_switches
-from gitboot.controller.learn.evidence import confirm_fetches
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
-from gitboot.controller.learn.ledger_trust import Beginning, accept_clock, begin
-from gitboot.controller.learn.provisioning import check_trusted, set_records
+from gitboot.controller.records.evidence import confirm_fetches
+from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.ledger_trust import Beginning, accept_clock, begin
+from gitboot.controller.records.provisioning import check_trusted, set_records
 from gitboot.errors import Orders, StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from typing import Final, Protocol
 
 from gitboot import files
-from gitboot.artifacts.availability import Sighting
+from gitboot.artifacts.availability import ArtifactWatch, Sighting
 from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
-from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool
@@ -34,10 +33,11 @@ from gitboot.fetchlog.unknown_machines import (
 )
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
+from gitboot.jsonio import canonical
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
-from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words
@@ -85,6 +85,79 @@ class Intake:
     given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
 
 
+class NotedWithdrawals:
+    """The newest record of each withdrawal that the ledger lacks; for any thread.
+
+    The notes lie in a file, so that a restart finds them. If the disk refuses the file, they are kept in memory. After
+    a restart, an override without a note is unknown then: `OverrideRecord.may_be_cleared_unrecorded`.
+    """
+
+    def __init__(self, path: Path | None = None, ledger: str = "") -> None:
+        """``path`` is the file, None for memory alone; ``ledger`` is the identity of the ledger that lacks them."""
+        self._path, self._ledger, self._lock = path, ledger, Lock()
+        self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
+
+    def __iter__(self) -> Iterator[Withdrawal]:
+        """Yield them in the order in which they were carried out."""
+        with self._lock:
+            return iter([*self._notes.values()])
+
+    def note(self, uuid: SystemUuid, record: OverrideRecord) -> None:
+        """Keep a record, durably if the disk takes it, in place of an older one for the same reason."""
+        with self._lock:
+            self._notes.pop((uuid, record.reason), None)
+            self._notes[uuid, record.reason] = Withdrawal(uuid, record)
+            self._keep()
+
+    def forget(self, stored: Iterable[Withdrawal]) -> None:
+        """Drop the notes that the ledger has, or that are of another setting of the override than it knows."""
+        with self._lock:
+            stored = [each for each in stored if self._notes.get((each.uuid, each.record.reason)) == each]
+            for each in stored:
+                del self._notes[each.uuid, each.record.reason]
+            if stored:
+                self._keep()
+
+    def over(
+        self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
+    ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
+        """Return the overrides of a ledger as they are with what is noted here."""
+        found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+        for uuid, record, _ in self:
+            known = found.get(uuid, overrides.get(uuid, {}))
+            if record.reason in known and known[record.reason].is_ended_by(record):
+                found[uuid] = {**known, record.reason: record}
+        return replaced(overrides, found) if found else overrides
+
+    def _keep(self) -> None:
+        if self._path is None:
+            return
+        try:
+            if not self._notes:
+                self._path.unlink(missing_ok=True)
+                return
+            found = [
+                {"uuid": uuid, "record": server_tables.of_override(record)} for uuid, record, _ in self._notes.values()
+            ]
+            files.write_whole(self._path, canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
+        except OSError as error:
+            _logger.error("%s: withdrawals are noted in memory alone (%s)", self._path, error.strerror)
+
+    def _read(self) -> list[Withdrawal]:
+        """Return the notes of an earlier process; those of another ledger are none of this one."""
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            found = json.loads(self._path.read_bytes())
+            notes = [
+                (SystemUuid(each["uuid"]), server_tables.override(each["record"])) for each in found["withdrawals"]
+            ]
+            return [Withdrawal(*each, is_left=True) for each in notes if found["ledger"] == self._ledger]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            _logger.error("%s: withdrawals cannot be read (%s)", self._path, error)
+            return []
+
+
 class Inbox:
     """The inputs of the next reconcile, from BMC tasks, the spool, operators and the checks of artifacts."""
 
@@ -106,7 +179,7 @@ class Inbox:
         self._spool: FolderSpool | SharedSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
         self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
-        self.artifacts = artifacts or NobodyLooks()
+        self.artifacts = artifacts  # None: nobody looks at them
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
@@ -195,7 +268,7 @@ class Inbox:
             requests=instance_tables.read_requests(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
             stoppage=self.stoppage,
-            sightings=self.artifacts.seen(),
+            sightings=self.artifacts.seen() if self.artifacts is not None else None,
             noted=tuple(self.withdrawals),
         )
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gitboot.controller.acceptance import Accepting, Attempt
 from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.commit_acceptance import Accepting, Attempt
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_changes import Learnt
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
+from gitboot.controller.records.ledger_changes import Learnt
 from gitboot.controller.target_followers import Followed
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Condition

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
-from gitboot.controller.publication import Target
+from gitboot.controller.offered_files import Target
 from gitboot.errors import PublishError, UsageError
 from gitboot.git.branch_writer import OwnedBranch, authorship_of
 from gitboot.git.clone import Source

@@ -42,7 +42,7 @@ from gitboot.status.events import Event
 from gitboot.text import in_one_line
 
 if TYPE_CHECKING:
-    from gitboot.ledger.shared_fetchlog import SharedFetches
+    from gitboot.ledger.postgresql_fetch_log import SharedFetches
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

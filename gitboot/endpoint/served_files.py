@@ -16,21 +16,19 @@ from typing import Any, Final, NamedTuple
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT, write_whole
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import (
-    MANIFEST,
-    SHARED,
-    STATUS,
-    UNKNOWN,
-    Head,
-    UnknownFormat,
-    parse_head,
-    parse_listing,
-    parse_shard,
-    shard_path,
-)
+from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.publish.tree_reader import Words, folders, with_stop
 from gitboot.render import endpoint_files
-from gitboot.render.endpoint_files import TERMS, Listed, PublishedServer, Terms, parse, state_path
+from gitboot.render.endpoint_files import (
+    TERMS,
+    Listed,
+    PublishedServer,
+    Terms,
+    parse,
+    parse_shard,
+    shard_path,
+    state_path,
+)
 from gitboot.render.paths import Kind, identity_of
 from gitboot.status.conditions import remedy
 from gitboot.status.instance_status import STALE_S, Status, with_age

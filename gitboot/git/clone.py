@@ -66,6 +66,7 @@ class Source:
         if remote.reference is not None:
             followed = FollowedBranch(remote.reference, is_default=False)
         self._followed, self._remote = followed, _with_reference(remote, followed)
+        self._latest = latest_of(self._remote)
         self._head: Head | None = None  # what the remote's HEAD named at the last fetch
         self.has_fetched = False  # whether `latest` was fetched since this was made
         self.fetching = fetching or InThisProcess()
@@ -106,7 +107,7 @@ class Source:
         """The commit that was fetched last, before a restart too; None before the first."""
         if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may have named another branch
-        return _at(self.clone, latest_of(self._remote))
+        return _at(self.clone, self._latest)
 
     def accepted(self) -> Revision | None:
         """The commit that was accepted last; None where there is none, or the clone was lost."""
@@ -243,6 +244,7 @@ class Source:
         record.write(followed)
         self._recorded = self._followed = followed
         self._remote = _with_reference(self._remote, followed)
+        self._latest = latest_of(self._remote)
 
     def _replace(self) -> None:
         """Put the new clone in the place of what is there."""

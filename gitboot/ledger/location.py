@@ -8,16 +8,12 @@ import tomllib
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from gitboot.errors import LedgerLeft, LedgerUnfinished, UsageError
+from gitboot.errors import UsageError
 from gitboot.files import write_whole
-from gitboot.text import shell_words
-
-if TYPE_CHECKING:
-    from gitboot.ledger.schema import Database
-
+from gitboot.ledger.schema import LEFT, UNFINISHED, Database
 
 _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it
 _SCHEMES: Final = ("postgresql", "postgres")
@@ -117,9 +113,7 @@ def _is_here(host: str) -> bool:
         return False
 
 
-LEFT: Final = "left"  # a fact of the old one
 COPY: Final = "copy"  # of both: which copy it was
-UNFINISHED: Final = "unfinished"  # of the new one, until the old one is left
 NOTES: Final = (LEFT, COPY, UNFINISHED)  # none of them is copied
 NOBODY: Final = ""  # who holds the lease of a ledger that is left
 
@@ -175,31 +169,3 @@ def settle(database: Database) -> None:
     """Let what was written to a ledger in a file stand in the file itself, and not beside it."""
     if database.is_local:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-
-def check_is_used(database: Database) -> None:
-    """Raise `LedgerLeft` where it was copied elsewhere, `LedgerUnfinished` where it is half a copy."""
-    rows = database.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
-    for name, value in rows:
-        if name == LEFT:
-            raise left(database.name, json.loads(value)["place"])
-        to = "file" if database.is_local else "URL"
-        raise LedgerUnfinished(
-            f"{database.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
-            f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {shell_words(to)}"
-        )
-
-
-def left(name: str, place: str) -> LedgerLeft:
-    """What whoever opens a ledger that was left is told."""
-    if place.startswith("postgres"):
-        how = (
-            "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"
-            " STATE --to URL; and where --ledger names the old place, name the new one"
-        )
-    else:
-        how = (
-            "end the instances of other hosts; a copy that was killed is ended there by: gitboot ledger copy"
-            " --state STATE --to file"
-        )
-    return LedgerLeft(f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {how}")

@@ -14,23 +14,19 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import (
     COPY,
-    LEFT,
-    UNFINISHED,
     Notes,
     PostgresAddress,
     address_beside,
-    check_is_used,
     end_lease,
     file_beside,
     free_lease,
-    left,
     note_address,
     note_left,
     settle,
 )
 from gitboot.ledger.open_ledger import set_aside
-from gitboot.ledger.schema import Database
-from gitboot.ledger.shared_fetchlog import FETCHES
+from gitboot.ledger.postgresql_fetch_log import FETCHES
+from gitboot.ledger.schema import LEFT, UNFINISHED, Database, left
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import Store, copy_in_transaction, counted_rows, mark_of, open_database, read_mark
 
@@ -65,7 +61,7 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
                 raise left(ours.name, about.left_for)
             found = counted_rows(new)
         else:
-            check_is_used(ours)
+            ours.check_is_used()
             ours.hold(holder := Holder.of(path.parent))
             _refuse_untaken(ours)
             if address is None:

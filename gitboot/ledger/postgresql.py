@@ -17,7 +17,7 @@ import psycopg
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
-from gitboot.ledger.location import NOBODY, PostgresAddress, check_is_used, left
+from gitboot.ledger.location import NOBODY, PostgresAddress
 from gitboot.ledger.schema import (
     NUMBERED,
     POSTGRESQL,
@@ -26,6 +26,7 @@ from gitboot.ledger.schema import (
     VERSION,
     Database,
     Row,
+    left,
     too_new,
 )
 from gitboot.text import in_one_line
@@ -165,7 +166,7 @@ class PostgresDatabase(Database):
             if self.lease is not None:
                 self._renewed_s = _renew(connection, self.lease)
             elif not self.takes_any:
-                check_is_used(self)
+                self.check_is_used()
         if at_leisure:
             connection.limit_calls(LEISURE_S)
             connection.execute(

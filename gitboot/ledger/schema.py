@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
-from gitboot.errors import LedgerError
+from gitboot.errors import LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.ledger.leader_lease import HeldLease, Holder
+from gitboot.text import shell_words
 
 # What brings a ledger from one version to the next; a new one goes through all of them.
 MIGRATIONS: Final = (
@@ -220,6 +222,8 @@ TABLES: Final = (
     "lost_identities",
 )
 NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself
+LEFT: Final = "left"  # a fact of a ledger that was copied elsewhere, and goes on there
+UNFINISHED: Final = "unfinished"  # a fact of a copy, until the old ledger is left
 Row = tuple[Any, ...]
 
 
@@ -297,6 +301,18 @@ class Database(ABC):
     def unreadable(self, error: Exception) -> LedgerError:
         """What was raised while rows were read, or made values of, as an error of the ledger."""
 
+    def check_is_used(self) -> None:
+        """Raise `LedgerLeft` if the ledger was copied elsewhere, `LedgerUnfinished` if it is half a copy."""
+        rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
+        for name, value in rows:
+            if name == LEFT:
+                raise left(self.name, json.loads(value)["place"])
+            to = "file" if self.is_local else "URL"
+            raise LedgerUnfinished(
+                f"{self.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
+                f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {shell_words(to)}"
+            )
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """A block in which rows that gitboot would not have written are a damaged ledger."""
@@ -306,6 +322,21 @@ class Database(ABC):
             raise self.unreadable(error) from error
         except (ValueError, TypeError, KeyError) as error:
             raise self.unreadable(error) from error
+
+
+def left(name: str, place: str) -> LedgerLeft:
+    """Return the error for a ledger that was copied to ``place``."""
+    if place.startswith("postgres"):
+        how = (
+            "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"
+            " STATE --to URL; and where --ledger names the old place, name the new one"
+        )
+    else:
+        how = (
+            "end the instances of other hosts; a copy that was killed is ended there by: gitboot ledger copy"
+            " --state STATE --to file"
+        )
+    return LedgerLeft(f"{name}: this ledger was copied to {place}, goes on there, and is not used here any more; {how}")
 
 
 def too_new(name: str, version: int) -> LedgerError:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger.location import check_is_used
 from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, too_new
 
 
@@ -54,7 +53,7 @@ class SqliteDatabase(Database):
     def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.takes_any:
-            check_is_used(self)
+            self.check_is_used()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")

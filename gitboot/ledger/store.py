@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.location import NOTES, address_beside, check_is_used
+from gitboot.ledger.location import NOTES, address_beside
 from gitboot.ledger.schema import TABLES, Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import in_one_line
@@ -230,7 +230,7 @@ def open_database(
     try:
         if not takes_any:
             with database.reading():
-                check_is_used(database)
+                database.check_is_used()
     except BaseException:
         database.close()
         raise

@@ -21,11 +21,11 @@ from gitboot.files import NEW_FILE
 from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import NO_LINK, Disk, refused, split, write_dated
-from gitboot.publish.manifest import MANIFEST, Head, Stamp, index_of, render_shards
+from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree_changes import SHARED, Publication, amended
 from gitboot.publish.tree_reader import OWN, Tree, check_path
-from gitboot.render.endpoint_files import ListedFile, outline, state_path
+from gitboot.render.endpoint_files import ListedFile, index_of, outline, render_shards, state_path
 from gitboot.render.paths import Files, is_content, is_immutable, move_order
 from gitboot.status.work_progress import Told, counted
 from gitboot.text import count

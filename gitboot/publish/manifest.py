@@ -1,10 +1,10 @@
-"""Manifest and index of an output tree."""
+"""Manifest of an output tree."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -139,57 +139,3 @@ def parse_head(data: bytes) -> Head:
         case {"version": int(version)} if version != FORMAT:
             raise UnknownFormat(f"a manifest of format {version}; this version of gitboot knows format {FORMAT}")
     raise ValueError(f"not a manifest of format {FORMAT}")
-
-
-INDEX: Final = "ops/index"
-Shard = Mapping[str, tuple[str, ...]]  # names, sorted, by identity
-
-
-def is_of_index(path: str) -> bool:
-    return path.startswith(f"{INDEX}/")
-
-
-def shard_path(identity: str) -> str:
-    """Where the shard lies that has an identity."""
-    return f"{INDEX}/{sha256(identity.encode()).hexdigest()[:3]}.json"
-
-
-def render_shard(shard: Shard) -> bytes:
-    return canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
-
-
-def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """The files of shards; None: it has none any more."""
-    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
-
-
-def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
-    """What ``render_shard`` wrote; ValueError for anything else."""
-    found = json.loads(data)
-    if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
-        raise ValueError("not a shard of an index")
-    return {identity: tuple(map(str, names)) for identity, names in found.items()}
-
-
-def index_of(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
-    """The shards, by path, where these are all servers and what they are found by."""
-    shards: dict[str, dict[str, set[str]]] = {}
-    for server, found in identities.items():
-        for identity in found:
-            shards.setdefault(shard_path(identity), {}).setdefault(identity, set()).add(server)
-    return {
-        path: {identity: tuple(sorted(names)) for identity, names in shard.items()} for path, shard in shards.items()
-    }
-
-
-def changed(shard: Shard, gone: Iterable[tuple[str, str]], come: Iterable[tuple[str, str]]) -> Shard:
-    """A shard without some pairs of identity and server, and with others; sorted names, no identity without one."""
-    names = {identity: set(each) for identity, each in shard.items()}
-    for identity, server in gone:
-        names.get(identity, set()).discard(server)
-    for identity, server in come:
-        names.setdefault(identity, set()).add(server)
-    return {identity: tuple(sorted(each)) for identity, each in names.items() if each}
-
-
-Pair = tuple[str, str]  # an identity and the server that it may mean

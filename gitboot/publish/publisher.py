@@ -14,7 +14,7 @@ from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, canonical
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, adapt, holds, make_root, staged
 from gitboot.publish.first_publication import check_room, fill, finish
-from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of, render_shards
+from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
 from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, listing_in
 from gitboot.publish.tree_changes import (
     EndedWindows,
@@ -27,6 +27,7 @@ from gitboot.publish.tree_changes import (
     decide,
 )
 from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
+from gitboot.render.endpoint_files import Pair, render_shards
 from gitboot.render.page import script_of
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage
 from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
@@ -62,6 +63,7 @@ class Directory:
         self._owed: Publication | None = None  # what publications that failed were to bring about
         self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
         self._left: bytes | None = None  # the manifest when the last publication had ended
+        self._left_digest = ""  # its sha256
         self._is_foreign = False  # another ledger's tree was refused here
         self._list = SignedList()
         self._window_ends = WindowEnds()
@@ -164,7 +166,7 @@ class Directory:
         for server, paths in {**before.content, **now}.items():
             self._named.note(server, paths)
         self._indexed = indexed
-        self._left = self._disk.read(MANIFEST)
+        self._note_left()
         return frozenset(now)
 
     def publish(
@@ -231,9 +233,14 @@ class Directory:
             self._disk.rest()
             self._told(1, 1)
         self._owed, self._indexed = None, frozenset()
-        self._left = self._disk.read(MANIFEST)
-        self._list.note(listings, digest_of(before) if before else None, digest_of(self._left or b""))
+        self._note_left()
+        self._list.note(listings, digest_of(before) if before else None, self._left_digest)
         return done
+
+    def _note_left(self) -> None:
+        """Note the manifest that is left now, and its digest."""
+        self._left = self._disk.read(MANIFEST)
+        self._left_digest = digest_of(self._left or b"")
 
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over at ``at`` in the files that an earlier process published.
@@ -257,7 +264,7 @@ class Directory:
         """
         head = self._tree.head
         if self._owed is None and self._left and head is not None and self.is_as_left:
-            about = ListAbout(head.stamp, digest_of(self._left))
+            about = ListAbout(head.stamp, self._left_digest)
             try:
                 self._list.update(self._disk, self._tree, about, keys, at)
             finally:

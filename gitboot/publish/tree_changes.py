@@ -15,29 +15,38 @@ from typing import Final, NamedTuple
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, InTheWay, TreeModes, holds, is_file
 from gitboot.publish.manifest import (
-    INDEX,
     MANIFEST,
     Head,
-    Pair,
-    Shard,
     Stamp,
-    changed,
     digest_of,
-    index_of,
-    is_of_index,
     leaf_path,
     node_path,
-    parse_shard,
     part_of,
     place_of,
     render_digests,
     render_head,
     render_listing,
-    shard_path,
 )
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
 from gitboot.publish.tree_reader import LOCK, Tree, check_path, damaged
-from gitboot.render.endpoint_files import Listed, PublishedServer, Turn, outline, parse, server_of, state_path, turn_of
+from gitboot.render.endpoint_files import (
+    INDEX,
+    Listed,
+    Pair,
+    PublishedServer,
+    Shard,
+    Turn,
+    changed_shard,
+    index_of,
+    is_of_index,
+    outline,
+    parse,
+    parse_shard,
+    server_of,
+    shard_path,
+    state_path,
+    turn_of,
+)
 from gitboot.render.paths import BOOT, File, Files, is_content, is_of_part
 from gitboot.render.plan_and_record_files import (
     AS_IT_WAS,
@@ -366,8 +375,8 @@ def reindexed(
             before = parse_shard(data) if data is not None else {}
         except ValueError as error:
             raise damaged(disk, path) from error
-        union = changed(before, (), coming.get(path, ()))
-        after = changed(union, leaving.get(path, ()), ())
+        union = changed_shard(before, (), coming.get(path, ()))
+        after = changed_shard(union, leaving.get(path, ()), ())
         if union != before or (union and path in pending):
             joined[path] = union
         if after != union:
@@ -389,7 +398,9 @@ def reindexed_wholly(
         after = wanted.get(path, {})
         if before is not None and before == after and after and path not in pending:
             continue
-        union = changed(before or {}, (), ((identity, name) for identity, names in after.items() for name in names))
+        union = changed_shard(
+            before or {}, (), ((identity, name) for identity, names in after.items() for name in names)
+        )
         if union != before or (union and path in pending):
             joined[path] = union
         if after != union or not after:

@@ -416,3 +416,57 @@ def render_listing(listing: Listing) -> bytes:
         "server": listing.server,
     }
     return canonical(document) + b"\n"
+
+
+# The index: shards that map each identity to the servers that it may mean.
+
+INDEX: Final = "ops/index"
+Shard = Mapping[str, tuple[str, ...]]  # names, sorted, by identity
+Pair = tuple[str, str]  # an identity and the server that it may mean
+
+
+def is_of_index(path: str) -> bool:
+    return path.startswith(f"{INDEX}/")
+
+
+def shard_path(identity: str) -> str:
+    """Return the path of the shard that has an identity."""
+    return f"{INDEX}/{sha256(identity.encode()).hexdigest()[:3]}.json"
+
+
+def render_shard(shard: Shard) -> bytes:
+    return canonical({identity: list(names) for identity, names in shard.items()}) + b"\n"
+
+
+def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """Return the files of shards by path. None: the shard is empty, so its file goes."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
+
+
+def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
+    """Return the shard that `render_shard` wrote. Raises: `ValueError` for anything else."""
+    found = json.loads(data)
+    if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
+        raise ValueError("not a shard of an index")
+    return {identity: tuple(map(str, names)) for identity, names in found.items()}
+
+
+def index_of(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return all shards by path; ``identities`` has the identities of every server by its name."""
+    shards: dict[str, dict[str, set[str]]] = {}
+    for server, found in identities.items():
+        for identity in found:
+            shards.setdefault(shard_path(identity), {}).setdefault(identity, set()).add(server)
+    return {
+        path: {identity: tuple(sorted(names)) for identity, names in shard.items()} for path, shard in shards.items()
+    }
+
+
+def changed_shard(shard: Shard, gone: Iterable[Pair], come: Iterable[Pair]) -> Shard:
+    """Return a shard without the pairs ``gone``, and with the pairs ``come``. An identity without servers goes."""
+    names = {identity: set(each) for identity, each in shard.items()}
+    for identity, server in gone:
+        names.get(identity, set()).discard(server)
+    for identity, server in come:
+        names.setdefault(identity, set()).add(server)
+    return {identity: tuple(sorted(each)) for identity, each in names.items() if each}

@@ -110,6 +110,10 @@ class Laps:
             self.enter(first)
         return Lap(self, self._clock_s, of_reconcile=first is not None)
 
+    def measure(self, stage: Stage) -> Callable[[], None]:
+        """Start a stopwatch for one stage, and return the function that ends and counts it."""
+        return partial(self.start(), stage)
+
     def enter(self, stage: Stage | None) -> None:
         """Note the stage of a reconcile that begins. None: no reconcile is under way."""
         self._under_way = (stage, self._clock_s()) if stage is not None else None

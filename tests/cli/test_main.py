@@ -490,7 +490,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "bmc.worker_pool",
-        "controller.acceptance",
+        "controller.commit_acceptance",
         "controller.loop",
         "controller.operator_requests",
         "controller.reconcile",

@@ -49,7 +49,7 @@ COMMANDS: Final = {  # by the module that prints it, and an option where it prin
     "explain KIND": "explain Server",
     "images": "images {work} --records fresh",
     "history": "history {server} --path {work}",
-    "diff": "diff --path {work} HEAD~1..HEAD",
+    "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
     "status": "status --state {state}",
     "provisioning_records": "records show --state {state}",

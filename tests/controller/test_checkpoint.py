@@ -23,7 +23,7 @@ from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import identity
@@ -33,8 +33,9 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
+from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
+from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of

@@ -11,12 +11,12 @@ import pytest
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_session import Outcome
-from gitboot.controller.acceptance import Accepting, Attempt, Gone
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
+from gitboot.controller.commit_acceptance import Accepting, Attempt, Gone
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gitboot.controller.current_plans import Plans, changed_by, replanned
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.render.server_files import rendered

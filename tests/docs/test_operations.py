@@ -156,8 +156,8 @@ def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack:
         assert "web01" in found["message"]
         assert (web.times_set, boots(instance, web)) == (1, "disk")
         rack.said("records", "set", "web01", word, *REASON)
+        until_condition(instance, "BootsProven", status=True, reason="Proven")  # before a fetch begins an installation
         eventually(lambda: boots(instance, web) == entry)
-        until_condition(instance, "BootsProven", status=True, reason="Proven")
         if word == "pending":
             eventually(lambda: web.times_set == 2)
         assert web.times_set == (1 if word == "provisioned" else 2)

@@ -34,7 +34,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Take a one-time boot": (
         "endpoint/test_boot_gate.py::test_where_clients_are_named_only_they_count",
-        "controller/learn/test_provisioning_installations.py::"
+        "controller/records/test_provisioning_installations.py::"
         "test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
     ),
     "Fetch user data and secrets": (
@@ -45,12 +45,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Stay unseen": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
-        "controller/learn/test_evidence_secret_fetches.py::"
+        "controller/records/test_evidence_secret_fetches.py::"
         "test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
     ),
     "Report an installation": (
-        "controller/learn/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
-        "controller/learn/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
+        "controller/records/test_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "controller/records/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
         "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
     ),
     "Hold connections and bodies": (
@@ -90,7 +90,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "A full ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
-        "controller/learn/test_provisioning_installations.py::"
+        "controller/records/test_provisioning_installations.py::"
         "test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
     ),
     "Terminal escapes": (
@@ -105,10 +105,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Webhooks": ("endpoint/test_webhooks.py::test_who_has_not_the_secret_moves_nothing",),
     # The author of a pull request
     "Acknowledge a guard": (
-        "controller/test_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
-        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Change a system without a disk": (
         "review/test_guards.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
@@ -118,8 +118,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "controller/test_artifact_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
@@ -193,7 +193,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Edited comments": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+        "cli/commands/test_diff_and_comment_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
     ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
@@ -207,7 +207,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push to the followed branch
     "Decide what machines boot": (
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Send large objects": (
@@ -216,15 +216,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
-        "controller/test_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
-        "controller/test_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
+        "controller/test_commit_acceptance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "controller/test_commit_acceptance_signatures.py::"
         "test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
     ),
     "Replayed acknowledgements": (
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
@@ -233,19 +233,19 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
-        "controller/test_acceptance_acknowledgements.py::"
+        "controller/test_commit_acceptance_acknowledgements.py::"
         "test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
-        "controller/test_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+        "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
     ),
     "Expired keys": ("git/test_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
     "The forge's key as a person's": (
         "git/test_signatures.py::test_a_forges_key_counts_for_merges_alone",
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
     ),
     # A person who may write commit statuses
     "Cause a warning": (
-        "controller/learn/test_ledger_trust.py::"
+        "controller/records/test_ledger_trust.py::"
         "test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
     ),
     "Hide a proof": (
@@ -288,8 +288,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "controller/test_artifact_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "controller/test_artifact_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
         "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
@@ -330,9 +330,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # The operator of a mirror
     "List the machines": ("render/test_endpoint_files_listing.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
-        "controller/test_publication_signed_list.py::"
+        "controller/test_offered_files_signed_list.py::"
         "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
-        "controller/test_publication_signed_list.py::"
+        "controller/test_offered_files_signed_list.py::"
         "test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
     "Files of gitboot's host": (
@@ -342,7 +342,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A person on the path
     "Read an operator's token": ("endpoint/test_tls.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
-        "controller/test_acceptance_signatures.py::"
+        "controller/test_commit_acceptance_signatures.py::"
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Crack a BMC's password": ("bmc/test_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
@@ -375,9 +375,9 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "A restored copy": (
         "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
-        "controller/learn/test_ledger_trust.py::"
+        "controller/records/test_ledger_trust.py::"
         "test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
-        "controller/learn/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+        "controller/records/test_ledger_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
     ),
 }
 

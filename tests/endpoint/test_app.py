@@ -17,8 +17,7 @@ import httpx
 import pytest
 
 from gitboot.endpoint.boot_responses import Answer, Answers
-from gitboot.publish.manifest import shard_path
-from gitboot.render.endpoint_files import state_path
+from gitboot.render.endpoint_files import shard_path, state_path
 from gitboot.render.paths import kind_of
 from tests.helpers import httpx_client
 from tests.helpers.file_servers import BOUND, broken

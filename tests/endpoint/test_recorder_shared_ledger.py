@@ -24,7 +24,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import connected
-from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetches
 from gitboot.system_clock import Keeping, Uptime
 from tests.endpoint.test_server_workers import served
 from tests.helpers import httpx_client

@@ -34,9 +34,10 @@ from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.problems import Problem
-from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
+from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import parse_shard
 from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record

@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
-from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation

@@ -27,10 +27,9 @@ from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_state import Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
-from gitboot.controller.bmcs.desired_state import NotedWithdrawals
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, write
-from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import Knowledge, write
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
@@ -42,7 +41,7 @@ from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, n
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
 from gitboot.ledger.open_ledger import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
-from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
+from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run

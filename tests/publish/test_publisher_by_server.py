@@ -25,12 +25,11 @@ from gitboot.publish.manifest import (
     place_of,
     render_digests,
     render_head,
-    shard_path,
 )
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_changes import amended
 from gitboot.publish.tree_reader import Tree, read_manifest, verify
-from gitboot.render.endpoint_files import server_of, state_path
+from gitboot.render.endpoint_files import server_of, shard_path, state_path
 from gitboot.render.paths import File, Files
 from tests.helpers.published_trees import server_files
 

@@ -30,19 +30,10 @@ from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
 from gitboot.publish.first_publication import FRESH, READY
-from gitboot.publish.manifest import (
-    MANIFEST,
-    SHARED,
-    index_of,
-    parse_digests,
-    parse_head,
-    parse_listing,
-    parse_shard,
-    shard_path,
-)
+from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify
-from gitboot.render.endpoint_files import parse, server_of
+from gitboot.render.endpoint_files import index_of, parse, parse_shard, server_of, shard_path
 from gitboot.render.paths import (
     CHAIN,
     FIRST_SCRIPT,

@@ -32,9 +32,9 @@ from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
-from gitboot.controller.learn.install_boots import offer_of
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
+from gitboot.controller.records.install_boots import offer_of
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.log_entries import Observation

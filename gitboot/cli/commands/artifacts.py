@@ -41,9 +41,9 @@ from gitboot.cli.options import (
     registry_options,
     write_outputs,
 )
+from gitboot.cli.problem_formats import FORMATS, counted
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import AssetError, InvalidRepository, UsageError
-from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, document, facts
 from gitboot.model.boot_image import BootImage

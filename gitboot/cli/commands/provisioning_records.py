@@ -26,9 +26,9 @@ from gitboot.cli.options import (
 )
 from gitboot.controller.condition_rules import why_in_doubt
 from gitboot.controller.instance.assembly import Look, begun
-from gitboot.controller.learn.ledger_trust import Beginning
-from gitboot.controller.learn.provisioning import left_to_install
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
+from gitboot.controller.records.ledger_trust import Beginning
+from gitboot.controller.records.provisioning import left_to_install
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant

@@ -22,8 +22,8 @@ from gitboot.cli.options import (
     this_second,
     write_outputs,
 )
+from gitboot.cli.problem_formats import FORMATS, counted
 from gitboot.errors import InvalidRepository
-from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.problems import Code, Problem, Severity
 from gitboot.text import count
 

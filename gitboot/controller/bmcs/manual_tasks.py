@@ -42,10 +42,10 @@ from gitboot.bmc.power_steps import (
 from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.desired_state import PowerPlan, media_urls, plan_power, wanted_override
 from gitboot.controller.current_plans import about
-from gitboot.controller.learn.install_boots import offering
-from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.controller.operator_requests import stop_of
+from gitboot.controller.records.install_boots import offering
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_trust import doubt_of
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant

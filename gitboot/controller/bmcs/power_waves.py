@@ -12,7 +12,7 @@ from gitboot.bmc.override_state import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
 from gitboot.controller.bmcs.desired_state import PowerPlan
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 
 
 def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:

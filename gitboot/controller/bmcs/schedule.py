@@ -17,8 +17,8 @@ from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.desired_state import PowerPlan, desired_state, leftover_task
 from gitboot.controller.current_plans import Agenda
-from gitboot.controller.learn.evidence import wants_reading
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.evidence import wants_reading
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid

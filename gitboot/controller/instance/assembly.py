@@ -13,16 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from gitboot.artifacts.availability import ReadResults, Sighting
+from gitboot.artifacts.availability import ArtifactWatch, Lookout, ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
-from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
-from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
+from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.controller.commit_judgement import Evaluating
 from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state
@@ -44,12 +42,19 @@ from gitboot.controller.instance.state_directory import (
     token_keys,
 )
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.reconcile_pass import Components
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import (
+    Knowledge,
+    known,
+    looked_around,
+    output_modes,
+    write,
+    write_events,
+)
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
@@ -67,7 +72,7 @@ from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.location import address_beside, is_named, note_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
-from gitboot.ledger.shared_fetchlog import RecordedFetches
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN
@@ -257,16 +262,14 @@ class _Reports:
         self._settings, self._tell, self._clock, self._judged = settings, tell, clock, judged
         self.left = state.LeftStatus(settings.state, clock)
         self._unknown = KeptUnknown(settings.state, settings.spool, settings.output, clock)
+        self._spooled = _mark_in_spool(settings)
+        project = project_of(settings)
+        self._links = project.links() if project is not None else None  # to the project at the forge
         self.laps = Laps()
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
     def warn(self, message: str) -> None:
         self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
-
-    def time_evaluation(self) -> Callable[[], None]:
-        """Start to measure an evaluation; the result is called at its end."""
-        lap = self.laps.start()
-        return lambda: lap(Stage.EVALUATE)
 
     def _tell_progress(self, underway: Underway | None) -> None:
         """Report how far long work has come, and how long it still takes: as an event, and in the status."""
@@ -280,19 +283,18 @@ class _Reports:
 
         It has how far the ledger has come: an older copy of it is noticed by that.
         """
-        settings, (identity, changes) = self._settings, store.progress
-        project = project_of(settings)
+        identity, changes = store.progress
         said = {
             "at": format_instant(at),
-            "site": settings.site,
+            "site": self._settings.site,
             "changes": changes,
-            "links": project.links() if project is not None else None,
+            "links": self._links,
             "branch": source.reference,
         }
         tree.write_status(canonical(self.left.write({**status.facts(), **said})) + b"\n", at)
-        if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
+        if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
             with suppress(OSError):  # it says less then, and is trusted less
-                write_mark(spooled, identity, changes)
+                write_mark(self._spooled, identity, changes)
         if (seen := self._unknown.take_in(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
@@ -357,7 +359,7 @@ def running(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                timed=reports.time_evaluation,
+                timed=partial(reports.laps.measure, Stage.EVALUATE),
                 read=reports.listener.of(Work.READ),
                 site=settings.site,
                 cache=cache,

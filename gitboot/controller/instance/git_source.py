@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.credentials import read_credentials
-from gitboot.controller.acceptance import Authority
+from gitboot.controller.commit_acceptance import Authority
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
@@ -86,8 +86,9 @@ def source_of(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
     """Return what the settings follow, which is fetched into the state directory ``state``."""
-    remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
-    return Source(remote, state, fetcher, read_credentials=read, record=record)
+    has_credentials = settings.git.ssh is not None or settings.git.credentials is not None
+    read = partial(read_git_credentials, settings.git) if has_credentials else None
+    return Source(remote_of(settings.git), state, fetcher, read_credentials=read, record=record)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:

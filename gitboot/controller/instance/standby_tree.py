@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.checkpoint import WORTH, Checkpoint
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import is_of, restored, token_keys
 from gitboot.controller.instance_state import InstanceState, goes_by
-from gitboot.controller.learn.install_boots import offers_of
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import known, looked_around, output_modes
+from gitboot.controller.offered_files import Dated, published
 from gitboot.controller.operator_requests import stop_of
-from gitboot.controller.publication import Dated, published
+from gitboot.controller.records.install_boots import offers_of
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import known, looked_around, output_modes
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation

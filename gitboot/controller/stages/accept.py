@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn import ledger_changes
-from gitboot.controller.learn.ledger_changes import Batch
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes
+from gitboot.controller.records.ledger_changes import Batch
 from gitboot.status.events import Event
 
 

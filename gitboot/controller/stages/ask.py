@@ -7,11 +7,11 @@ from dataclasses import replace
 from gitboot.controller.bmcs.power_waves import grant_turns
 from gitboot.controller.bmcs.schedule import Schedule, due_tasks, note_submission, plan_tasks, reschedule_now
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn import ledger_changes
-from gitboot.controller.learn.ledger_snapshot import write
-from gitboot.controller.learn.ledger_trust import is_clock_trusted
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes
+from gitboot.controller.records.ledger_snapshot import write
+from gitboot.controller.records.ledger_trust import is_clock_trusted
 from gitboot.controller.stages.learn import batch_of, ready_part
 from gitboot.controller.stages.take_in import take_inputs
 from gitboot.controller.stages.write import with_changes

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gitboot.bmc.identity import Another, IdentityChanged
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import machines_without_task, override_events, power_events
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import changed_by, left_by
 from gitboot.controller.instance_state import InstanceState, goes_by
-from gitboot.controller.learn import ledger_changes
-from gitboot.controller.learn.evidence import Reading
-from gitboot.controller.learn.ledger_changes import Batch
-from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of
-from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Intake
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes
+from gitboot.controller.records.evidence import Reading
+from gitboot.controller.records.ledger_changes import Batch
+from gitboot.controller.records.ledger_snapshot import Knowledge, fetches_of
+from gitboot.controller.records.ledger_trust import doubt_of
 from gitboot.status.events import Event
 
 
@@ -89,7 +89,7 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         given=ready.given,
         readings=tuple(_readings(ready, state)),
         pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
-        unasked=machines_without_task(state.schedule, knowledge),
+        unasked=machines_without_task(state.schedule, knowledge) if knowledge.pending else frozenset(),
     )
 
 

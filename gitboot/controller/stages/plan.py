@@ -6,14 +6,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from gitboot.child_processes import uncollected
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, changed_by, replanned
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import write
 from gitboot.controller.operator_requests import stop_of
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import write
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.resolve.boot_limits import Halt
@@ -23,13 +22,17 @@ QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its firs
 
 
 def plan(state: InstanceState, this: Pass) -> InstanceState:
-    """Plan the servers that need it, and name the artifacts of their boots to whoever checks artifacts."""
+    """Plan the servers that need it, and name the artifacts of their boots to the watch, if artifacts are checked.
+
+    With ``wait``, wait until the watch has checked them, and plan again by its result.
+    """
     if (commit := state.commit) is None:
         return _without_plans(state, this)
     state = _plan_until_now(state, commit, this)
+    if (artifacts := this.components.inbox.artifacts) is None:
+        return state
     unknown = (commit.decisions.unknown or {}).values()
     needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched)}
-    artifacts = this.components.inbox.artifacts
     artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
     if not this.wait:
         return state
@@ -102,8 +105,7 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> Insta
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not Halt.ALL:
         stop = Halt.ALL if beside.everything else Halt.WRITING
-    with uncollected():
-        plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
+    plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
     this.different |= different
     machines = {
         machine.uuid

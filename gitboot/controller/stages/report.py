@@ -6,12 +6,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import machines_without_task
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_snapshot import write_events
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.errors import LedgerError
 from gitboot.status.events import Event, folded
 

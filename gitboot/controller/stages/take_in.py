@@ -6,9 +6,9 @@ from dataclasses import replace
 from datetime import datetime
 
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn.ledger_snapshot import known, never_offered
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_snapshot import known, never_offered
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 
@@ -41,7 +41,8 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     offered. A boot from before a person said what is installed puts only its own server in doubt.
     """
     taken = inbox.take(state.knowledge.taken, at)
-    taken = replace(taken, given=never_offered(store, taken.spooled))
+    if taken.spooled:
+        taken = replace(taken, given=never_offered(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
     told = state.telling.known if state.telling is not None else None

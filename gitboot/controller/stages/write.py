@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from gitboot.controller.bmcs.schedule import note_results, reschedule_now
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.learn import ledger_snapshot
-from gitboot.controller.learn.ledger_changes import Learnt
 from gitboot.controller.reconcile_inputs import Intake
 from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_snapshot
+from gitboot.controller.records.ledger_changes import Learnt
 from gitboot.status.events import folded
 
 
@@ -29,11 +29,14 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
     this.components.inbox.forget(ready)
     for event in folded(event for each in changes for event in each.news.events):
         this.components.tell(event)
-    knowledge, judged = changes[-1].knowledge, changes[-1].judged
-    schedule = note_results(state.schedule, ready.results, judged, knowledge, this.at)
+    knowledge, schedule = changes[-1].knowledge, state.schedule
+    if ready.results:
+        schedule = note_results(schedule, ready.results, changes[-1].judged, knowledge, this.at)
+    if hurried := frozenset().union(*(each.hurried for each in changes)):
+        schedule = reschedule_now(schedule, hurried, this.at)
     return replace(
         state,
         knowledge=knowledge,
-        schedule=reschedule_now(schedule, frozenset().union(*(each.hurried for each in changes)), this.at),
+        schedule=schedule,
         unplanned=state.unplanned.union(*(each.changed for each in changes)),
     )

@@ -18,7 +18,7 @@ import psycopg
 from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother
 from gitboot.fetchlog.one_time_boots import Unrecordable
-from gitboot.ledger.shared_fetchlog import SharedFetches
+from gitboot.ledger.postgresql_fetch_log import SharedFetches
 from gitboot.model.scalars import SystemUuid
 from gitboot.system_clock import Uptime
 from tests.helpers.fleets import uuid_of

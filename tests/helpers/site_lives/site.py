@@ -33,7 +33,7 @@ from gitboot.errors import GitbootError, PublishError
 from gitboot.fetchlog.one_time_boots import NotTaken
 from gitboot.fetchlog.spool import Spool, aside
 from gitboot.ledger import instance_tables
-from gitboot.ledger.shared_fetchlog import SharedFetches
+from gitboot.ledger.postgresql_fetch_log import SharedFetches
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.acceptance import Attempt
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import instance_tables
 from gitboot.problems import Severity

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
-from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.records.ledger_changes import Batch, Learnt, learn
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit

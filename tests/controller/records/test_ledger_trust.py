@@ -16,8 +16,8 @@ import pytest
 
 from gitboot.controller.forge import Forge, Project, Verdicts, verdicts_of, witness_of
 from gitboot.controller.instance_state import Fetched
-from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_changes import KEPT, Batch, learn
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of

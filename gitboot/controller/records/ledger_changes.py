@@ -15,12 +15,12 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
-from gitboot.controller.learn import evidence, ledger_trust, provisioning
-from gitboot.controller.learn.evidence import Reading
-from gitboot.controller.learn.install_boots import rolled_back
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
-from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.controller.operator_requests import HeldChanges
+from gitboot.controller.records import evidence, ledger_trust, provisioning
+from gitboot.controller.records.evidence import Reading
+from gitboot.controller.records.install_boots import rolled_back
+from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
+from gitboot.controller.records.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
@@ -176,11 +176,16 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
     for reading in batch.readings:
         if evidence.judge(learning, reading, kind):
             learning.judged.add(reading.uuid)
-    evidence.trust_unasked(learning, batch.unasked, commit)
-    evidence.take(learning, batch.fetched, commit)
-    provisioning.doubt_given(learning, commit, batch.given)
-    provisioning.carry(learning, commit, batch.changed)
-    carry_switches(learning, commit, batch.changed)
+    if batch.unasked:
+        evidence.trust_unasked(learning, batch.unasked, commit)
+    if batch.fetched:
+        evidence.take(learning, batch.fetched, commit)
+    if batch.given:
+        provisioning.doubt_given(learning, commit, batch.given)
+    if batch.changed or learning.new_records:
+        provisioning.carry(learning, commit, batch.changed)
+    if learning.known.switches or learning.switches.new:
+        carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back
         uuids = learning.known.overrides.keys() | learning.overrides.new.keys()
         standing = (each.bmc for uuid in uuids for each in learning.overrides.of(uuid) if each.stays_behind)

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli.commands.diff import command
+from gitboot.cli.commands.diff_and_comment import command
 from gitboot.cli.main import exit_of
 from gitboot.errors import GitbootError
 from tests.helpers.fleets import document, image, maintenance, policy, server

@@ -1,8 +1,8 @@
-"""The spool of hosts that share a ledger in a PostgreSQL: what each of them gives is known to all before it is given.
+"""Fetch log in PostgreSQL, for hosts that share a ledger: each host records a boot there before it serves the boot.
 
-An endpoint gives what is made once for the instance that has the lease, and only while that has it: whose tree was
-published under another one is of before. Each such boot is recorded in one transaction with a look at the lease, which
-who takes it waits for.
+An endpoint serves one-time boots only for the instance that holds the lease, and only while that instance holds it: a
+tree that another instance published is out of date. One transaction records the boot and reads the lease. An instance
+that takes the lease waits for these transactions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import Given, NotTaken, Unrecordable, has_reported, how_given
 from gitboot.fetchlog.spool import SUFFIX, ForwardedBatch, Taken, Writer, line_of, parse, writer_of
 from gitboot.ledger.leader_lease import Lease, now_s
-from gitboot.ledger.location import NOBODY, PostgresAddress, left
+from gitboot.ledger.location import NOBODY, PostgresAddress
+from gitboot.ledger.schema import left
 from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name

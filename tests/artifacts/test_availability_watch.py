@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.availability import Presence, Sighting
+from gitboot.artifacts.availability import Lookout, Presence, Sighting
 from gitboot.bmc.override_state import State
-from gitboot.controller.artifact_watch import Lookout
 from gitboot.controller.instance.assembly import looking, seen_before
 from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.disk_cache import DiskCache

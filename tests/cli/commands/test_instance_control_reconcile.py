@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.commands.operator_requests import outcome_of
+from gitboot.cli.commands.instance_control import outcome_of
 from gitboot.cli.main import Exit
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status

@@ -1,4 +1,4 @@
-"""Publication: record which boots are offered, and write the files of changed servers."""
+"""Offered files: record which boots are offered, and publish the files of changed servers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final, NamedTuple, Protocol
 from gitboot.artifacts.availability import is_withheld
 from gitboot.controller.current_plans import Plans, changed_by
 from gitboot.controller.instance_state import LimitedFiles, TargetState
-from gitboot.controller.learn.install_boots import offer_of, offers_of
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.install_boots import offer_of, offers_of
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
@@ -43,7 +43,6 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import (
     BootPlan,
-    Cause,
 )
 from gitboot.status.events import Event
 
@@ -267,6 +266,8 @@ def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] 
     """Return what unknown machines boot, if it is offered. None: their disks."""
     if decisions.unknown is None or plans.stop is Halt.ALL:
         return None
+    if plans.sightings is None:
+        return decisions.unknown or None  # nobody checks artifacts
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched if is_withheld(file, plans.sightings)}
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
@@ -440,28 +441,3 @@ class _InBatches(ItemsView[str, Files | None]):
         names = iter(self._mapping)
         while batch := tuple(islice(names, _BATCH)):
             yield from self._mapping.some(batch).items()
-
-
-def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
-    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
-
-    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
-    """
-    if facts.left_output is None and not is_upgraded:
-        return frozenset()
-    states: Iterable[ServerState] = plans.servers.values()
-    if facts.left_output is not None:
-        names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
-        states = [plans.servers[name] for name in names if name in plans.servers]
-    found = set[SystemUuid]()
-    for state in states:
-        decision, plan = state.decision, state.plan
-        is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
-        is_offered = plan is not None and plan.key is not None and plan.writes_disk
-        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
-        if (is_offered or is_waiting) and not is_in_copies:
-            found.add(decision.uuid)
-    return frozenset(found)
-
-
-_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})

@@ -31,10 +31,10 @@ from gitboot.cli.options import (
     trust_of,
     trust_options,
 )
+from gitboot.cli.problem_formats import FORMATS
+from gitboot.cli.problem_formats import as_text as problems_as_text
 from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.errors import ForgeRefused, UsageError
-from gitboot.fleet.problem_formats import FORMATS
-from gitboot.fleet.problem_formats import as_text as problems_as_text
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
 from gitboot.review import review

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.learn.ledger_snapshot import Learning
-from gitboot.controller.learn.provisioning import note_consumed
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.records.ledger_snapshot import Learning
+from gitboot.controller.records.provisioning import note_consumed
 from gitboot.errors import LedgerError
 from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction

@@ -11,9 +11,9 @@ from typing import Any
 from gitboot.bmc.override_state import Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Reset
-from gitboot.controller.learn.install_boots import DISK_BOOT, fetches, offer_of
-from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
-from gitboot.controller.learn.provisioning import (
+from gitboot.controller.records.install_boots import DISK_BOOT, fetches, offer_of
+from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
+from gitboot.controller.records.provisioning import (
     complete,
     leave_to_another,
     note_consumed,

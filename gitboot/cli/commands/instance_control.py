@@ -1,4 +1,4 @@
-"""`gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`."""
+"""Control of an instance: `gitboot approve`, `reconcile`, `suspend`, `resume`, `stop-installs` and `allow-installs`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.bmc.override_state import State
 from gitboot.controller.current_plans import changed_by
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import Revision

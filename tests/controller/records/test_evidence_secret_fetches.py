@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.learn.evidence import begin_installation, confirm_fetches, note_fetch
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.evidence import begin_installation, confirm_fetches, note_fetch
+from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest

@@ -1,4 +1,4 @@
-"""Acceptance: the newest commit is evaluated and judged by the guards, then accepted, held or rejected as a whole."""
+"""Commit acceptance: evaluate the newest commit, judge it by the guards, and accept, hold or reject it as a whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gitboot.controller.commit_judgement import (
     Wait,
     approvals,
 )
-from gitboot.controller.learn.install_boots import joined, offering, withheld_by
-from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import released
+from gitboot.controller.records.install_boots import joined, offering, withheld_by
+from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
-from gitboot.controller.learn.install_boots import (
+from gitboot.controller.records.install_boots import (
     attempted,
     disk_booted,
     failed,
@@ -26,8 +26,8 @@ from gitboot.controller.learn.install_boots import (
     taken_back,
     withheld,
 )
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
-from gitboot.controller.learn.ledger_trust import doubt_of
+from gitboot.controller.records.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.records.ledger_trust import doubt_of
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome

@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import median
 from typing import Final
 
-from gitboot.controller.learn.ledger_snapshot import Learning
+from gitboot.controller.records.ledger_snapshot import Learning
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 
-from gitboot.fleet.problem_formats import github, junit, sarif
+from gitboot.cli.problem_formats import github, junit, sarif
 from gitboot.problems import Code, Problem, Severity
 from tests.helpers.cases import for_each
 

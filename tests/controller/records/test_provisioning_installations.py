@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.learn.install_boots import attempted, offer_of, started, taken_back
+from gitboot.controller.records.install_boots import attempted, offer_of, started, taken_back
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables

@@ -1,1 +1,0 @@
-"""Decide what fetches, BMC results and operator requests change in the ledger."""

@@ -1,0 +1,1 @@
+"""Records of servers: decide what fetches, BMC results and operator requests change in the ledger."""
