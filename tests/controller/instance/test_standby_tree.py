@@ -128,6 +128,8 @@ def why_not(host: Host) -> str | None:
 
 
 def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
+    """What reports is not published anew: it has the token of its attempt for ever, by which the ledger knows it."""
+    rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
@@ -149,7 +151,6 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
         assert "flatcar-1" in boots(web, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 1})
         assert web.times_set == 1
 
 
@@ -176,6 +177,8 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots(each, hosts.two)
+        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
+        assert (web.times_set, again.times_set) == (2, 1)
 
 
 def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
@@ -227,7 +230,10 @@ def stamps(host: Host) -> dict[str, tuple[int, int]]:
 def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
     rack: Rack, server: PostgresServer
 ) -> None:
-    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts."""
+    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts.
+
+    Nothing is prepared where nobody acts, of a commit that is not fetched, and in the tree of who acts.
+    """
     always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
     rack.pool = (*rack.pool, always)
     with pair(rack, server, server.address()) as hosts:
@@ -250,20 +256,19 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         assert date not in dates
         alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
         assert date < int(datetime.fromisoformat(alive).timestamp())
-
-
-def test_what_reports_is_no_reason_to_publish_a_server_anew(rack: Rack, server: PostgresServer) -> None:
-    """It has the token of its attempt for ever, by which the ledger knows it on whatever host it is reported."""
-    rack.settings += ", provisioning: {evidence: Reported}"
-    with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
-        assert event["halted"] == 1
+        assert_nothing_is_prepared_where_who_acts_publishes(hosts)
+        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
+        eventually(lambda: "is not fetched yet" in refused(hosts.two))
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
-        assert event["unchanged"] < 50
-        assert differing(hosts) == []
+        eventually(lambda: refused(hosts.two) == "no instance acts")
+
+
+def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
+    shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
+    before = tree(hosts.one)
+    with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
+        prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
+    assert tree(hosts.one) == before
 
 
 def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
@@ -300,22 +305,6 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         assert verify(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in boots(web, hosts.two)
-
-
-def test_nothing_is_prepared_where_nobody_acts_or_where_who_acts_publishes(rack: Rack, server: PostgresServer) -> None:
-    with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
-        shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
-        before = tree(hosts.one)
-        with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
-            prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
-        assert tree(hosts.one) == before
-        hosts.two.stop()
-        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
-        eventually(lambda: "is not fetched yet" in refused(hosts.two))
-        hosts.one.kill()
-        eventually(lambda: refused(hosts.two) == "no instance acts")
 
 
 def refused(host: Host) -> str:
