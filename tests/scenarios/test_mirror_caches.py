@@ -39,7 +39,7 @@ EVERY = replace(
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
-# Each way out behind one cache; behind each cache files as nginx is set up to serve them, and a bucket, which answers 403.
+# Each way out behind one cache; behind each cache files as nginx is set up to serve them, and a bucket.
 PAIRS = [(way, cache) for way in WAYS for cache in CACHES if cache == "varnish" or way in ("nginx", "bucket")]
 COPIES = ("caddy", "folder", "bucket", "branch")
 NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
