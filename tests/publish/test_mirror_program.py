@@ -14,7 +14,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -605,24 +607,26 @@ def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]
 
 # Killed at any step
 
-KILLED: Final = """
-import os, runpy, sys
-from datetime import datetime, timezone
-left = int(sys.argv[2])
-def counted(call):
-    def counting(*arguments, **named):
-        global left
-        if left == 0:
-            os.kill(os.getpid(), 9)
-        left -= 1
-        return call(*arguments, **named)
-    return counting
-for name in ("replace", "link", "unlink", "mkdir", "rmdir"):
-    setattr(os, name, counted(getattr(os, name)))
-program = runpy.run_path(sys.argv[1])
-now = datetime.strptime(sys.argv[3], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
-sys.exit(program["main"](sys.argv[4:], clock=lambda: now))
-"""
+
+def run_killed(host: MirrorHost, left: int) -> int:
+    """Run the program in a process that is killed after so many changes of names; return how it ended."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover - it is killed
+        changes = count()
+
+        def counting(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            if next(changes) == left:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        code = 2
+        try:
+            for name in ("replace", "link", "unlink", "mkdir", "rmdir"):
+                setattr(os, name, partial(counting, getattr(os, name)))
+            code = host.run(INSIDE)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
@@ -639,16 +643,15 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
         fleet = _chained(names)
         publisher.publish(fleet, INSIDE + SECOND * number)
         sign_tree(publisher.root, signer, made=INSIDE + SECOND * number)
-        command = [sys.executable, "-I", "-c", KILLED, str(host.program), str(number)]
-        done = subprocess.run([*command, f"{INSIDE:%Y-%m-%dT%H:%M:%S}", *host.arguments], check=False)
-        assert done.returncode in (0, -signal.SIGKILL)
+        code = run_killed(host, number)
+        assert code in (0, -signal.SIGKILL)
         for path in entries:
             at_mirror = host.served / path[1:]
             if at_mirror.exists():
                 assert (host.served / at_mirror.read_text().strip()).exists(), (number, path)
         if (host.served / FIRST[1:]).exists():
             assert all((host.served / path[1:]).exists() for path in entries), number
-        if done.returncode == 0:
+        if code == 0:
             break
     assert number > 10 and host.contents() == published(publisher)
     assert host.boots() == f"{names}\n".encode()

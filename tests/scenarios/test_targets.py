@@ -293,9 +293,10 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_finding_m8_a_store_that_is_back_is_tried_at_once_if_an_operator_runs_reconcile(
+def test_finding_m8_a_store_that_is_back_is_tried_at_once_by_reconcile_and_at_the_next_transition(
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
+    """Windows begin and end again and again once they are pushed, however long the instance takes to fetch them."""
     store.reset()
     store.fails = lambda *_: 503
     repository = Repository.create(tmp_path / "git")
@@ -306,33 +307,21 @@ def test_finding_m8_a_store_that_is_back_is_tried_at_once_if_an_operator_runs_re
         store.fails = lambda *_: None
         instance.process.send_signal(signal.SIGHUP)  # as `gitboot reconcile` does
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
-
-
-@pytest.mark.usefixtures("patient")
-def test_finding_m8_a_store_that_is_back_is_tried_at_once_at_the_next_transition(
-    tmp_path: Path, store: Store, keys: Path
-) -> None:
-    """A window begins and ends again and again, however long the instance takes to start."""
-    store.reset()
-    store.fails = lambda *_: 503
-    repository = Repository.create(tmp_path / "git")
-    begin = datetime.now(UTC).replace(microsecond=0)
-    windows = [begin + timedelta(seconds=each) for each in range(5, 900, 5)]
-    maintenances = (
-        document(
-            "Maintenance",
-            f"window-{number}",
-            f"select: All, profile: repair, reinstall: EveryBoot, "
-            f"window: {{start: '{start:%FT%TZ}', end: '{end:%FT%TZ}'}}",
-        )
-        for number, (start, end) in enumerate(zip(windows[::2], windows[1::2], strict=False))
-    )
-    repository.push({"fleet.yaml": "---\n".join((*SEED, *maintenances))})
-    target = ("--target", f"s3://turns?endpoint={store.url}&credentials={keys}")
-    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
+        store.fails = lambda *_: 503
+        repository.push({"windows.yaml": "---\n".join(_windows())})
         until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
         store.fails = lambda *_: None
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+
+
+def _windows() -> Iterator[str]:
+    """Return maintenances of which one begins or ends every five seconds for a quarter of an hour."""
+    begin = datetime.now(UTC).replace(microsecond=0)
+    turns = [begin + timedelta(seconds=each) for each in range(5, 900, 5)]
+    for number, (start, end) in enumerate(zip(turns[::2], turns[1::2], strict=False)):
+        window = f"window: {{start: '{start:%FT%TZ}', end: '{end:%FT%TZ}'}}"
+        spec = f"select: All, profile: repair, reinstall: EveryBoot, {window}"
+        yield document("Maintenance", f"window-{number}", spec)
 
 
 def test_an_override_waits_for_the_target_from_which_its_machine_boots(

@@ -6,9 +6,9 @@ import json
 import os
 import random
 import re
+import select
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.child_processes import python
 from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.standby_tree import Prepared, StandbyPlace, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
@@ -128,6 +127,8 @@ def why_not(host: Host) -> str | None:
 
 
 def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
+    """What reports is not published anew: it has the token of its attempt for ever, by which the ledger knows it."""
+    rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
@@ -149,7 +150,6 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
         assert "flatcar-1" in boots(web, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 1})
         assert web.times_set == 1
 
 
@@ -176,6 +176,8 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots(each, hosts.two)
+        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
+        assert (web.times_set, again.times_set) == (2, 1)
 
 
 def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
@@ -227,7 +229,10 @@ def stamps(host: Host) -> dict[str, tuple[int, int]]:
 def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
     rack: Rack, server: PostgresServer
 ) -> None:
-    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts."""
+    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts.
+
+    Nothing is prepared where nobody acts, of a commit that is not fetched, and in the tree of who acts.
+    """
     always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
     rack.pool = (*rack.pool, always)
     with pair(rack, server, server.address()) as hosts:
@@ -250,20 +255,19 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         assert date not in dates
         alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
         assert date < int(datetime.fromisoformat(alive).timestamp())
-
-
-def test_what_reports_is_no_reason_to_publish_a_server_anew(rack: Rack, server: PostgresServer) -> None:
-    """It has the token of its attempt for ever, by which the ledger knows it on whatever host it is reported."""
-    rack.settings += ", provisioning: {evidence: Reported}"
-    with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
-        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
-        assert event["halted"] == 1
+        assert_nothing_is_prepared_where_who_acts_publishes(hosts)
+        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
+        eventually(lambda: "is not fetched yet" in refused(hosts.two))
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
-        (event,) = eventually(lambda: told(hosts.two, "Published"))
-        assert event["unchanged"] < 50
-        assert differing(hosts) == []
+        eventually(lambda: refused(hosts.two) == "no instance acts")
+
+
+def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
+    shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
+    before = tree(hosts.one)
+    with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
+        prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
+    assert tree(hosts.one) == before
 
 
 def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
@@ -275,10 +279,8 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         place = place_of(hosts.two)
-        options = ("--out", place.output, "--state", place.state, "--spool", place.spool, "--parent", os.getpid())
-        command = python("gitboot", "prepare", *map(str, options))
         began = time.monotonic()
-        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        assert not killed_while_it_prepares(place, after_s=60)
         longest_s, killed = time.monotonic() - began, 0
         for number in count():
             if killed >= 4 + lives // 4:
@@ -287,35 +289,34 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
                 shutil.rmtree(place.output, ignore_errors=True)
             web.provision += 1
             rack.push(f"Install it once more: {number}")
-            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0.3, 1) * longest_s)
-            process.kill()
-            killed += process.wait() == -signal.SIGKILL
+            killed += killed_while_it_prepares(place, after_s=chance.uniform(0, 1) * longest_s)
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
         eventually(lambda: told(hosts.two, "Published"))
         eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
-        assert verify(hosts.two.folder / "output") == ()
+        eventually(lambda: verify(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in boots(web, hosts.two)
 
 
-def test_nothing_is_prepared_where_nobody_acts_or_where_who_acts_publishes(rack: Rack, server: PostgresServer) -> None:
-    with pair(rack, server, server.address()) as hosts:
-        begun(rack, hosts)
-        eventually(lambda: told(hosts.two, "Prepared"))
-        shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
-        before = tree(hosts.one)
-        with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
-            prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
-        assert tree(hosts.one) == before
-        hosts.two.stop()
-        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
-        eventually(lambda: "is not fetched yet" in refused(hosts.two))
-        hosts.one.kill()
-        eventually(lambda: refused(hosts.two) == "no instance acts")
+def killed_while_it_prepares(place: StandbyPlace, after_s: float) -> bool:
+    """Have a process of its own prepare a tree, and kill it after a while; return whether it had not ended by then."""
+    child = os.fork()
+    if child == 0:  # pragma: no cover - it is killed
+        try:
+            with suppress(NotYetDone):
+                prepare(place, allowance=Allowance(), clock=clock, warn=lambda _: None)
+        finally:
+            os._exit(0)
+    ending = os.pidfd_open(child)
+    try:
+        select.select([ending], [], [], after_s)
+    finally:
+        os.close(ending)
+    with suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 def refused(host: Host) -> str:

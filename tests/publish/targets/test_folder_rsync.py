@@ -334,14 +334,13 @@ def test_a_refusal_names_the_target_the_cause_and_no_secret(
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("scheme", ["rsync", "ssh"])
 def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
-    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str
+    tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     root = publish_signed(tmp_path / "publisher").root
     shutil.copytree(root / "boot", folder / "boot")
     give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
-    url = hosts[scheme] if scheme == "ssh" else f"{hosts[scheme]}?credentials={tmp_path}/rsync"
+    url = f"{hosts['rsync']}?credentials={tmp_path}/rsync"
     assert repaired(url, root, ALL)[0] == 0  # a target has no one-time boots
     assert _verified(folder, root) == []
     right = files_of(folder)
@@ -355,19 +354,18 @@ def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
     assert repaired(url, root, ALL)[1] == {}
 
 
-@pytest.mark.parametrize("scheme", ["rsync", "ssh"])
 def test_finding_m6_another_host_is_repaired_only_from_the_tree_of_its_own_ledger(
-    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str
+    tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     root, theirs = (publish_signed(tmp_path / name).root for name in ("publisher", "theirs"))
     rename_ledger(theirs)
-    store = OtherHost(tmp_path / "out", folder, hosts[scheme], tmp_path / "own").open_store()
+    store = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own").open_store()
     target = followed(store, root)
     before = files_of(folder)
     edit(folder / f"boot{ENTRY}")
     spoiled = files_of(folder)
     give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
-    url = hosts[scheme] if scheme == "ssh" else f"{hosts[scheme]}?credentials={tmp_path}/rsync"
+    url = f"{hosts['rsync']}?credentials={tmp_path}/rsync"
     done = captured("verify-mirror", url, "--tree", theirs, "--repair", ALL)
     assert (done.returncode, "belongs to the ledger test, not to theirs" in done.stderr) == (8, True), done.stderr
     assert files_of(folder) == spoiled
