@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import boto3
 from moto.core.models import DEFAULT_ACCOUNT_ID
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
@@ -24,6 +25,12 @@ KEY: Final = {"aws_access_key_id": "AKIDTESTS", "aws_secret_access_key": "not-to
 _PAGE: Final = Path(__file__).parents[2] / "docs" / "mirrors.md"
 _POLICY: Final = re.compile(r'^    (\{"Version".*)$', re.MULTILINE)
 _WRITING: Final = ("PUT", "DELETE", "POST")
+
+
+@cache
+def _s3_application() -> Any:
+    """Return moto's S3 application. moto's dispatcher lists all of its services at each request."""
+    return create_backend_app("s3")
 
 
 class Stored(NamedTuple):
@@ -42,7 +49,7 @@ class Store:
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:
-        self._app = DomainDispatcherApplication(create_backend_app)
+        self._app = _s3_application()
         self._lock = threading.RLock()  # one write at a time; what is read past it is of no write in work
         self.reset()
         self._server = make_server(address, 0, self._answer, threaded=True)
