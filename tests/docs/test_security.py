@@ -126,7 +126,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "evaluator/test_evaluation_hostile_commits.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
-    "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
+    "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
         "cli/commands/test_init_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
         "cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",

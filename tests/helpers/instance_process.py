@@ -113,7 +113,7 @@ class Instance:
             self.events.append(event)
 
 
-def eventually(look: Callable[[], Any], within_s: float = 300) -> Any:
+def eventually(look: Callable[[], Any], within_s: float = 300, *, poll_s: float = 0.05) -> Any:
     """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
     until, last = time.monotonic() + within_s, None
     while time.monotonic() < until:
@@ -122,7 +122,7 @@ def eventually(look: Callable[[], Any], within_s: float = 300) -> Any:
                 return last
         except httpx.TransportError as error:
             last = error
-        time.sleep(0.05)
+        time.sleep(poll_s)
     raise AssertionError(f"not within {within_s} s; last: {last!r}")
 
 

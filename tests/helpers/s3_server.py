@@ -27,6 +27,12 @@ _POLICY: Final = re.compile(r'^    (\{"Version".*)$', re.MULTILINE)
 _WRITING: Final = ("PUT", "DELETE", "POST")
 
 
+@cache
+def _s3_application() -> Any:
+    """Return moto's S3 application. moto's dispatcher lists all of its services at each request."""
+    return create_backend_app("s3")
+
+
 class Stored(NamedTuple):
     content: bytes
     content_type: str

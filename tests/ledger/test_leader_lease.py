@@ -666,7 +666,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
         total = line.count
         for number in range(count):
             thread = eventually(lambda: paused_at(int(total * (number + chance.random()) / count)))  # noqa: B023
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: taken_by(two, NEXT), poll_s=0.5)
             two.database.lease = None
             line.begin(math.inf)
             line.hang_up()
@@ -731,7 +731,7 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
             process.stdout.readline()
             time.sleep(chance.uniform(0, 2))
             process.send_signal(signal.SIGSTOP)
-            eventually(lambda: taken_by(two, NEXT))
+            eventually(lambda: taken_by(two, NEXT), poll_s=0.5)
             two.database.lease = None
             process.kill()
             process.wait()

@@ -187,6 +187,10 @@ class Visit:
     on_page: list[str] = field(default_factory=list)  # what was seen in a browser
     commits: dict[str, str] = field(default_factory=dict)
     said: str = ""
+    said_first: str = ""  # when the run was ready
+    processes: int = 0  # when the run was ready
+    log: str = ""  # gitboot's
+    end: tuple[int, list[str], list[Path]] | None = None  # the exit code, and the processes and files that were left
 
 
 _BLOCKS: Final = ("begin", "install", "history", "change", "hold", "approve", "install again", "maintain", "reset")
@@ -195,7 +199,7 @@ _BLOCKS: Final = ("begin", "install", "history", "change", "hold", "approve", "i
 def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     """Do what the banner says, in its order, and wait only for what it says to wait for."""
     run.wait_until_ready()
-    banner, found = run.banner(), Visit()
+    banner, found = run.banner(), Visit(said_first=run.said.read_text(), processes=len(run.started()))
     typed = re.findall(r"(?:^  .*\n)+", "\n".join(banner) + "\n", re.MULTILINE)
     blocks = dict(zip(_BLOCKS, typed, strict=True))
 
@@ -263,7 +267,19 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
             page.until(f"document.getElementById('view').innerText.includes('{words}')")
         assert page.faults == []
     found.said = run.said.read_text()
+    log = next(run.scratch.glob("*/gitboot.log"))
+    assert str(log) in found.said_first
+    found.log = log.read_text()
+    found.said_first = found.said_first.replace(str(run.scratch), "/tmp")
     return found
+
+
+def end_impatiently(run: Run) -> tuple[int, list[str], list[Path]]:
+    """Press Ctrl-C again and again; return the exit code, and the processes and files that are left."""
+    for _ in range(20):
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    return run.process.wait(_PATIENCE_S), run.left(), list(run.scratch.iterdir())
 
 
 def _links(banner: list[str]) -> list[tuple[str, str]]:
@@ -281,7 +297,10 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
     with ExitStack() as stack:
         run = stack.enter_context(running(folder))
         page = None if browsers.args[0] else stack.enter_context(browser(folder / "chromium"))
-        yield visit(run, stack.enter_context(Shell(folder / "home")), page)
+        with Shell(folder / "home") as shell:
+            found = visit(run, shell, page)
+        found.end = end_impatiently(run)
+        yield found
 
 
 def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
@@ -325,6 +344,16 @@ def test_finding_r5_the_page_shows_each_act_in_a_browser(visited: Visit) -> None
     ]
 
 
+def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(visited: Visit) -> None:
+    lines = visited.said_first.splitlines()
+    assert lines[-1] == "" and re.fullmatch(rf"{_LAST_LINE}http://127\.0\.0\.1:\d+/", lines[-2])
+    assert [line for line in lines if len(line) > _COLUMNS and "/.venv/bin" not in line] == []
+    assert any("Published" in line for line in lines)
+    assert '"type": "Published"' in visited.log
+    assert visited.processes >= 3  # itself, the BMCs, gitboot
+    assert visited.end == (0, [], [])
+
+
 # How it ends
 
 
@@ -362,23 +391,5 @@ def test_what_does_not_end_by_itself_is_killed(start: Start) -> None:
     run = start()
     os.kill(run.wait_for(b"-m", b"gitboot", b"run"), signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
-    assert run.process.wait(_PATIENCE_S) == 0
-    assert (run.left(), list(run.scratch.iterdir())) == ([], [])
-
-
-def test_what_can_be_done_is_said_last_and_impatience_ends_it_no_worse(start: Start) -> None:
-    run = start()
-    run.wait_until_ready()
-    lines = run.said.read_text().replace(str(run.scratch), "/tmp").splitlines()
-    assert lines[-1] == "" and re.fullmatch(rf"{_LAST_LINE}http://127\.0\.0\.1:\d+/", lines[-2])
-    assert [line for line in lines if len(line) > _COLUMNS and "/.venv/bin" not in line] == []
-    assert any("Published" in line for line in lines)
-    log = next(run.scratch.glob("*/gitboot.log"))
-    assert str(log) in run.said.read_text()
-    assert '"type": "Published"' in log.read_text()
-    assert len(run.started()) >= 3  # itself, the BMCs, gitboot
-    for _ in range(20):
-        run.process.send_signal(signal.SIGINT)
-        time.sleep(0.01)
     assert run.process.wait(_PATIENCE_S) == 0
     assert (run.left(), list(run.scratch.iterdir())) == ([], [])
