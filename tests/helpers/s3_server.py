@@ -167,12 +167,6 @@ class Store:
         return []
 
 
-@cache
-def _s3_application() -> Any:
-    """Return moto's S3 alone, as WSGI: to find out that a request is for S3 takes moto longer than to answer it."""
-    return create_backend_app("s3")
-
-
 @contextmanager
 def s3_server(address: str = "127.0.0.1") -> Iterator[Store]:
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
