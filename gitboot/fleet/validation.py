@@ -61,7 +61,7 @@ class FileBatch:
     """Files that follow one another in a revision, and what they have together."""
 
     files: tuple[LoadedFile, ...]
-    resources: Mapping[Id, Resource]
+    resources: Mapping[str, Mapping[str, Resource]]  # by kind and name
     origins: Mapping[Id, Origin]
     references: frozenset[Id]
     identities: frozenset[str]
@@ -117,14 +117,17 @@ def load_revision(
     # A file is read to parse it, and again to locate problems: usually the same one.
     snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
     cache, known = {} if cache is None else cache, before.files if before is not None else {}
-    files = {}
+    blobs, blobs_before = snapshot.blobs, before.snapshot.blobs if before is not None else {}
+    found = {}
     for path in listing.documents:
-        found, blob = known.get(path), snapshot.blobs[path]
-        if found is None or found.blob != blob:
+        if (blob := blobs[path]) != blobs_before.get(path) or path not in known:
             if (parsed := cache.get(blob)) is None:
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
-            found = _loaded_file(path, blob, parsed)
-        files[path] = found
+            found[path] = _loaded_file(path, blob, parsed)
+    if before is not None and listing is before.listing:
+        files = {**known, **found}
+    else:
+        files = {path: found[path] if path in found else known[path] for path in listing.documents}
     batches = _batches(files.values(), before.batches if before is not None else ())
     repository: FleetRepository | Flawed | None = None
     if not listing.problems:
@@ -168,9 +171,11 @@ def _batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[
 
 
 def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
-    resources = dict(chain.from_iterable(each.resources for each in files))
+    resources: defaultdict[str, dict[str, Resource]] = defaultdict(dict)
+    for key, resource in chain.from_iterable(each.resources for each in files):
+        resources[key.kind][key.name] = resource
     identities_of_all = frozenset(chain.from_iterable(each.identities for each in files))
-    is_unique = len(resources) == sum(len(each.resources) for each in files)
+    is_unique = sum(map(len, resources.values())) == sum(len(each.resources) for each in files)
     is_unique = is_unique and len(identities_of_all) == sum(len(each.identities) for each in files)
     return FileBatch(
         files=files,
@@ -199,21 +204,22 @@ def _valid_repository(
     """Return the repository, or None if any check across files fails. `_examined` then finds out what is wrong."""
     if any(each.has_problems for each in batches):
         return None
-    resources: dict[Id, Resource] = {}
+    resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
     origins: dict[Id, Origin] = {}
     for each in batches:
-        resources.update(each.resources)
         origins.update(each.origins)
+        for kind, found in each.resources.items():
+            resources[kind].update(found)
     named = frozenset[Id]().union(*(each.references for each in batches))
     identities_of_all = frozenset[str]().union(*(each.identities for each in batches))
     bmcs = frozenset[tuple[str, bool]]().union(*(each.bmcs for each in batches))
     if (
-        len(resources) != sum(len(each.resources) for each in batches)
-        or sum(key.kind == "Fleet" for key in resources) != 1
+        len(origins) != sum(len(each.origins) for each in batches)
+        or len(resources["Fleet"]) != 1
         or len(identities_of_all) != sum(len(each.identities) for each in batches)
         # A server means the only system of a BMC of which another server names one.
         or len({address for address, _ in bmcs}) != len(bmcs)
-        or any(key.kind != "file" and key not in resources for key in named)
+        or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
         return None
     contents = _contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
@@ -223,14 +229,13 @@ def _valid_repository(
 
 
 def _repository(
-    snapshot: Snapshot, resources: Mapping[Id, Resource], origins: Mapping[Id, Origin], files: Mapping[str, bytes]
+    snapshot: Snapshot,
+    resources: Mapping[str, Mapping[str, Any]],  # by kind and name
+    origins: Mapping[Id, Origin],
+    files: Mapping[str, bytes],
 ) -> FleetRepository:
     """Return resources as a repository. Without a Fleet document, the repository has one that says nothing."""
-    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
-    for (kind, name), resource in resources.items():
-        by_kind[kind][name] = resource
-    by_kind = {kind: dict(sorted(found.items())) for kind, found in by_kind.items()}
-    fleet = next(iter(by_kind["Fleet"].values()), None)
+    fleet = next(iter(dict(sorted(resources["Fleet"].items())).values()), None)
     if fleet is None:
         metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
         fleet = read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
@@ -240,8 +245,14 @@ def _repository(
         files=files,
         origins=origins,
         read=snapshot.read,
-        **{attribute: by_kind[kind] for kind, attribute in _ATTRIBUTES.items()},
+        **{attribute: _in_order(resources[kind]) for kind, attribute in _ATTRIBUTES.items()},
     )
+
+
+def _in_order(resources: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return resources in the order of their names."""
+    names = list(resources)  # usually in order: gitboot reads files by path
+    return resources if sorted(names) == names else dict(sorted(resources.items()))
 
 
 _ATTRIBUTES: Final = {
@@ -500,9 +511,10 @@ class Draft:
     def repository(self, kept: frozenset[Id] | None = None) -> FleetRepository:
         """Return the resources as a repository, or those that are kept. The first Fleet is always one of them."""
         fleets = {key for key, _ in self.of(Fleet)[:1]}
-        resources = {
-            key: resource for key, resource in self.resources.items() if kept is None or key in kept or key in fleets
-        }
+        resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
+        for key, resource in self.resources.items():
+            if kept is None or key in kept or key in fleets:
+                resources[key.kind][key.name] = resource
         return _repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
 
 
