@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -493,6 +494,7 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
                 settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts), lost=bell.end
             )
             instance, source = stack.enter_context(acting)
+            gc.freeze()  # the collector would look through it again and again
         identity = instance.store.progress[0]
         forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
         notices = stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=_LAST_TELLING_S))
