@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
-from operator import methodcaller
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.msgpack import Encoder
@@ -78,9 +77,10 @@ class Evaluation:
     def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
         """Return the results that a cache may store, by key, without those that ``beside`` has at the same place."""
         if kind is ResultKind.PARSED:
-            files = beside.loaded.files if beside is not None else {}
-            found = (each for path, each in self.loaded.files.items() if files.get(path) is not each)
-            return {each.blob.encode(): each for each in found if each.has_only_servers}
+            own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
+            known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
+            files = (each for batch in frozenset(own).difference(old) for each in batch.files)
+            return {each.blob.encode(): each for each in files if each.has_only_servers and each.blob not in known}
         keys = beside.keys if beside is not None else {}
         return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
@@ -92,22 +92,21 @@ class Evaluation:
 class FleetSummary:
     """What is counted over all servers of a fleet. Commits with the same documents share one summary."""
 
-    def __init__(self, repository: FleetRepository) -> None:
-        self._repository = repository
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
 
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
         """Every pin and hold, in the order of their servers and streams."""
-        return tuple(opt_outs(self._repository))
+        return tuple(opt_outs(self._loaded.repository))
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
         """The number of servers for each value of the labels that group servers."""
-        labels = [server.metadata.labels for server in self._repository.servers.values()]
-        sizes: dict[tuple[str, str], int] = {}
+        sizes: Counter[tuple[str, str]] = Counter()
         for key in GROUPING:
-            counts = Counter(map(methodcaller("get", key), labels))
-            sizes |= {(key, value): count for value, count in counts.items() if value is not None}
+            for batch in self._loaded.batches:
+                sizes.update({(key, value): count for value, count in batch.label_counts.get(key, {}).items()})
         return sizes
 
 
@@ -283,7 +282,7 @@ class _Evaluating:
             return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decided)
         assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
-        summary = FleetSummary(found.repository)
+        summary = FleetSummary(found)
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parsed(self, paths: Sequence[str]) -> ParseCache:

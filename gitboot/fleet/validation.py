@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain, groupby, islice
 from operator import is_
 from typing import Any, Final
@@ -56,9 +56,9 @@ class LoadedFile:
     has_only_servers: bool  # valid ones; gitboot caches only such files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class FileBatch:
-    """Files that follow one another in a revision, and what they have together."""
+    """Files that follow one another in a revision, and what they have together. Compared by identity."""
 
     files: tuple[LoadedFile, ...]
     resources: Mapping[str, Mapping[str, Resource]]  # by kind and name
@@ -67,6 +67,15 @@ class FileBatch:
     identities: frozenset[str]
     bmcs: frozenset[tuple[str, bool]]
     has_problems: bool  # a file has problems, or two documents have the same name or the same identity
+
+    @cached_property
+    def label_counts(self) -> Mapping[str, Counter[str]]:
+        """The number of servers for each value of each label."""
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for server in self.resources.get("Server", {}).values():
+            for label, value in server.metadata.labels.items():
+                counts[label][value] += 1
+        return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
