@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import uvloop
 
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.samples import sample
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.redfish_double.profiles import sample
 
 SYSTEMS: Final = "/redfish/v1/Systems/"
 MANAGERS: Final = "/redfish/v1/Managers/"

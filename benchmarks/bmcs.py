@@ -27,8 +27,8 @@ from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.repository import Repository
 from benchmarks.row import Figure
-from tests.helpers.configuration import give_credentials
-from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.fleets import give_credentials
+from tests.helpers.http_peers import Authority
 
 LATENCY_S: Final = 0.3
 _THREADS: Final = 64  # of sushy

@@ -40,10 +40,9 @@ from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
 from gitboot.publish.tree_reader import read_manifest
-from tests.helpers.configuration import give_credentials
-from tests.helpers.file_servers import nginx
-from tests.helpers.git_servers import HttpsServer, Relay, SshServer, free_port, listening
-from tests.helpers.s3_server import KEY, Store
+from tests.helpers.fleets import give_credentials
+from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, free_port, listening
+from tests.helpers.mirrors import KEY, Store, nginx
 
 _SIZES: Final = (1000, 10_000)
 _ROUNDS: Final = 3

@@ -26,15 +26,23 @@ import pygit2
 
 from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_repair import join_program
-from tests.helpers import httpx_client
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.file_servers import CACHES, caddy, nginx
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.git_servers import SshServer, free_port, listening
-from tests.helpers.git_servers import program as program_of
-from tests.helpers.instance_process import Repository, eventually, git, running
-from tests.helpers.s3_server import KEY, s3_server
-from tests.helpers.served_tree import LOADER
+from tests.helpers import http_peers
+from tests.helpers.endpoints import LOADER
+from tests.helpers.fleets import (
+    configured,
+    fleet,
+    give_credentials,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    server,
+)
+from tests.helpers.git_repositories import SshServer, free_port, listening
+from tests.helpers.git_repositories import program as program_of
+from tests.helpers.mirrors import CACHES, KEY, caddy, nginx, s3_server
+from tests.helpers.running_instance import Repository, eventually, git, running
 
 ENTRY: Final = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 WINDOW, ALONE = "memtest-7", "live-1"  # the images of the maintenance and of the policy
@@ -224,7 +232,7 @@ _NAMES: Final = {
 
 
 def _of_web(base: str) -> Fetch:
-    return lambda: httpx_client.get(f"{base}{ENTRY}", headers=LOADER).text
+    return lambda: http_peers.get(f"{base}{ENTRY}", headers=LOADER).text
 
 
 def _asking(fetch: Fetch, endpoint: str) -> Fetch:
@@ -232,7 +240,7 @@ def _asking(fetch: Fetch, endpoint: str) -> Fetch:
 
     def asked() -> str:
         script = fetch()
-        return httpx_client.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
+        return http_peers.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
 
     return asked
 

@@ -1,4 +1,4 @@
-"""Give one target of `tests.helpers.fuzz_targets` bytes without end, guided by what of gitboot they reach: atheris."""
+"""Give one target of `tests.project.fuzz_targets` bytes without end, guided by what of gitboot they reach: atheris."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 with atheris.instrument_imports(include=["gitboot"]):
-    from tests.helpers.fuzz_targets import TARGETS, WORDS
+    from tests.project.fuzz_targets import TARGETS, WORDS
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from hypothesis import settings
 
 from gitboot.files import filesystem_of
 from tests.boots import page
-from tests.helpers import compiled_templates, new_ledgers, search_effort
+from tests.helpers import cases, forked_commands
 from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let tests write to memory, where there is plenty of it: gitboot syncs whatever it writes, a disk waits for that.
 
     Machines that boot, and packages, have images that are too big. What a disk may do is for tests that make one
-    (`failing_disk`).
+    (`disks_and_terminals`).
     """
-    search_effort.lives = config.getoption("lives")
-    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=search_effort.examples(100))
+    cases.lives = config.getoption("lives")
+    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
-    new_ledgers.make_at_once()
-    compiled_templates.compile_once()
+    forked_commands.make_ledgers_at_once()
+    forked_commands.compile_templates_once()
     reaches_out = any(config.getoption(folder) for folder in _LEFT_OUT)
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
@@ -198,7 +198,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 @pytest.fixture
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
-    return search_effort.lives
+    return cases.lives
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from gitboot import background_threads
 from gitboot.background_threads import BackgroundThread
 from gitboot.publish.targets.follower import Follower
 from gitboot.status.instance_status import Following
-from tests.helpers.instance_process import eventually
+from tests.helpers.running_instance import eventually
 
 GITBOOT = Path(background_threads.__file__).parent
 # Each has its reason beside it. All others are a BackgroundThread.

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from gitboot import disk_cache
 from gitboot.disk_cache import DiskCache
-from tests.helpers.failing_disk import fill, small_disk
-from tests.helpers.search_effort import examples
+from tests.helpers.cases import examples
+from tests.helpers.disks_and_terminals import fill, small_disk
 
 ROOT = Path(__file__).parent.parent
 ROWS = {

@@ -35,11 +35,11 @@ from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record import Record
 from tests.controller.records.test_ledger_trust import documents, turn
 from tests.helpers.cases import for_each
-from tests.helpers.failing_disk import FailingDisk, failing_disk
+from tests.helpers.disks_and_terminals import FailingDisk, failing_disk
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository
 from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.running_instance import Repository
 from tests.publish.test_publisher_kill import assert_complete, publish
 
 NOON = at("20T12:00")

@@ -24,7 +24,7 @@ from gitboot.files import (
 )
 from tests.helpers.fleets import SEED
 from tests.helpers.forked_commands import captured
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 FLEET = {"fleet.yaml": "---\n".join(SEED)}
 

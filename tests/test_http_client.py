@@ -20,9 +20,8 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.instance_client import accepted_by, informant_at
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
+from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.strange_server import Answer, Client, strange_server
 
 SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -30,10 +29,10 @@ TOKEN = {"Authorization": "Bearer very-secret"}
 TOO_SLOW = r"its answer was not complete after 0\.4 s"
 
 
-def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> Answer:
+def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> StrangeAnswer:
     """An answer that begins with these pieces, and goes on without end by one that drips or floods."""
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         for piece in pieces:
             client.send(piece)
         if floods:
@@ -44,11 +43,11 @@ def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> Answer:
     return answer
 
 
-def silent(client: Client) -> None:
+def silent(client: StrangeClient) -> None:
     client.wait()
 
 
-TRICKLES: dict[str, Answer] = {
+TRICKLES: dict[str, StrangeAnswer] = {
     "nothing": silent,
     "status": sending(drips=b"H"),
     "headers": sending(OK, b"X-Long: ", drips=b"a"),
@@ -62,7 +61,7 @@ TRICKLES: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
-def test_finding_s16_an_answer_that_drips_ends_at_the_deadline(answer: Answer) -> None:
+def test_finding_s16_an_answer_that_drips_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
             HttpClient().ask(server.url, deadline_s=SHORT_S)
@@ -79,7 +78,7 @@ def test_finding_s16_a_command_that_asks_an_instance_ends_at_the_deadline() -> N
 
 @pytest.mark.parametrize("drips", [b"", b"\x16"], ids=["silent", "dripping"])
 def test_a_tls_handshake_ends_at_the_deadline(drips: bytes) -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb")  # a ServerHello that never comes to its end
         client.drip(drips) if drips else client.wait()
 
@@ -88,7 +87,7 @@ def test_a_tls_handshake_ends_at_the_deadline(drips: bytes) -> None:
 
 
 def test_redirects_share_one_deadline() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.wait(SHORT_S / 4)
         client.send(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n")
 
@@ -136,7 +135,7 @@ def _answer_once(listening: socket.socket) -> None:
 
 
 ZEROS = bytes(1 << 20)
-FLOODS: dict[str, Answer] = {
+FLOODS: dict[str, StrangeAnswer] = {
     "zeros with a length": sending(OK, b"Content-Length: 10737418240\r\n\r\n", floods=ZEROS),
     "zeros without a length": sending(OK, b"\r\n", floods=ZEROS),
     "one chunk": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n280000000\r\n", floods=ZEROS),
@@ -153,7 +152,7 @@ FLOODS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("answer", FLOODS.values(), ids=FLOODS.keys())
-def test_an_answer_without_end_ends_at_its_size(answer: Answer) -> None:
+def test_an_answer_without_end_ends_at_its_size(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match=r"answers more than|too many|got more than|line") as raised:
             HttpClient().ask(server.url, deadline_s=600)
@@ -172,7 +171,7 @@ def test_a_body_is_never_decompressed() -> None:
 
 
 def test_a_body_that_ends_too_early_is_none() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(OK + b"Content-Length: 10\r\n\r\n{}")
         raise ConnectionError
 
@@ -198,7 +197,7 @@ def test_a_download_may_take_longer_than_the_deadline_of_its_head() -> None:
     """The stranger sends the rest only when the deadline is over: the client's own reading is what waits for it."""
     over = threading.Event()
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(OK + b"Content-Length: 2\r\n\r\n{")
         over.wait(60)
         client.send(b"}")
@@ -295,7 +294,7 @@ def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPa
             assert connected.recv(1 << 16) == b""
 
 
-def leading_to(url: str) -> Answer:
+def leading_to(url: str) -> StrangeAnswer:
     return sending(b"HTTP/1.1 302 Found\r\nLocation: " + url.encode() + b"\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -311,7 +310,7 @@ def test_a_redirect_to_another_origin_carries_no_token() -> None:
 
 
 def test_a_redirect_within_an_origin_carries_the_token() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         is_first = b"GET / " in server.requests[-1]
         led = b"HTTP/1.1 307 Found\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n"
         client.send(led if is_first else OK + b"Content-Length: 2\r\n\r\n{}")
@@ -355,7 +354,7 @@ def test_redirects_are_followed_only_so_often() -> None:
 
 
 def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(OK + b"Content-Length: 2\r\n\r\n{}")
         if len(server.requests) == 2:
             client.wait()  # for the third request, which it does not answer
@@ -367,7 +366,7 @@ def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> No
 
 
 def test_a_server_that_ends_each_connection_is_asked_once() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         raise ConnectionResetError
 
     with strange_server(answer) as server:
@@ -423,7 +422,7 @@ def test_what_a_server_says_is_read_as_json() -> None:
 
 
 @pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
-def test_finding_s16_a_bmc_that_drips_ends_at_the_deadline(answer: Answer) -> None:
+def test_finding_s16_a_bmc_that_drips_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     credentials = Credentials(name="", username="admin", password="secret")
     with strange_server(answer) as server:
         bmc = BmcConnection(

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from gitboot.standard_streams import control, escaped, guarded, style, unstyled, verbatim
-from tests.helpers.terminals import read_to_end
+from tests.helpers.disks_and_terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\udcff\n::error::owned ##[add-mask]x"
 SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J\u202e\udcff" + "\n" + r"\u003a:error::owned \u0023#[add-mask]x"

@@ -22,14 +22,12 @@ from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.controller.bmcs.test_schedule import MakeSite, make_site
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
-from tests.helpers.git_servers import free_port
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_doubles import Unsynced
-from tests.helpers.instance_process import eventually
+from tests.helpers.cases import present
+from tests.helpers.fleets import SEED, SHA, at, configured, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.git_repositories import free_port
+from tests.helpers.instance_in_process import Bench, Unsynced
 from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
-from tests.helpers.values import present
+from tests.helpers.running_instance import eventually
 
 __all__ = ["make_site"]  # a fixture
 

@@ -15,9 +15,9 @@ from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.file_servers import nginx
-from tests.helpers.git_servers import free_port
-from tests.helpers.served_tree import Site
+from tests.helpers.endpoints import Site
+from tests.helpers.git_repositories import free_port
+from tests.helpers.mirrors import nginx
 from tests.render.test_web_servers import FLEET
 
 KERNEL = b"kernel " * 1000

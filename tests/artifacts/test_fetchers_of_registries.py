@@ -11,7 +11,7 @@ from gitboot.artifacts.fetchers import RegistryFetcher
 from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient
-from tests.helpers.registries import Registry, Scripted, digest, registry, serving
+from tests.helpers.artifact_servers import Registry, Scripted, digest, registry, serving
 
 KERNEL = b"kernel" * 1_000_000
 

@@ -14,12 +14,11 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.failing_disk import small_disk
+from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, digest_of, registry
+from tests.helpers.disks_and_terminals import small_disk
 from tests.helpers.fleets import SEED, document, fleet, image, server
-from tests.helpers.registries import Registry, registry
-from tests.helpers.signers import Minisign
-from tests.helpers.strange_server import Client, strange_server
+from tests.helpers.git_repositories import Minisign
+from tests.helpers.http_peers import StrangeClient, strange_server
 
 KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
 
@@ -130,7 +129,7 @@ def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
 ) -> None:
     monkeypatch.setattr("gitboot.artifacts.local_copies.LARGEST_ARTIFACT", 4 << 20)
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")
         client.flood(bytes(1 << 20), 10240)
 

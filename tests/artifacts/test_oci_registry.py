@@ -15,8 +15,7 @@ from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, Reg
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import Digest
-from tests.helpers.cases import for_each
-from tests.helpers.registries import (
+from tests.helpers.artifact_servers import (
     BASIC,
     GARDENLINUX,
     IRONCORE,
@@ -31,6 +30,7 @@ from tests.helpers.registries import (
     serving,
     with_password,
 )
+from tests.helpers.cases import for_each
 
 KERNEL, INITRD, ROOT = b"kernel" * 1000, b"initrd", b"squashfs"
 PXE = [(f"{IRONCORE}kernel", KERNEL), (f"{IRONCORE}initramfs", INITRD), (f"{IRONCORE}squashfs", ROOT)]

@@ -13,8 +13,8 @@ from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import UsageError
 from gitboot.git.signatures import Distrusted
 from gitboot.jsonio import Digest
-from tests.helpers.signers import Minisign, Person, by_gpg, gpg_people
-from tests.helpers.sigstore import Sigstore
+from tests.helpers.artifact_servers import Sigstore
+from tests.helpers.git_repositories import Minisign, Person, by_gpg, gpg_people
 
 
 @pytest.fixture(scope="module")

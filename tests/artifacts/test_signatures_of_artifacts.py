@@ -12,12 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.artifact_servers import ArtifactServer, Sigstore, artifact_server, digest_of, registry
 from tests.helpers.fleets import document, fleet
-from tests.helpers.registries import registry
-from tests.helpers.repositories import Work
-from tests.helpers.signers import Minisign, Person, by_gpg, gpg_people
-from tests.helpers.sigstore import Sigstore
+from tests.helpers.git_repositories import Minisign, Person, Work, by_gpg, gpg_people
 
 KERNEL, INITRD = b"kernel" * 1000, b"initrd" * 1000
 IDENTITY = b'identity = "vendor@example.net"\nissuer = "https://accounts.test"\n'

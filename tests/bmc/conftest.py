@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.bmc.worker_pool import BmcPool
 from tests.helpers.bmcs import MakeRack, Rack, racks
-from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.http_peers import Authority
 
 
 @pytest.fixture

@@ -22,14 +22,12 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.fleets import uuid_of
-from tests.helpers.instance_process import eventually
+from tests.helpers.fleets import configured, give_credentials, uuid_of
+from tests.helpers.http_peers import Authority
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, typed, until_condition
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import eventually
 
 LOOSE = {"max_small_group": 100, "max_update_percent": 100}
 

@@ -20,9 +20,8 @@ from gitboot.fleet.identities import machines
 from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
-from tests.helpers.configuration import HERE
-from tests.helpers.fleets import SEED, server, snapshot
-from tests.helpers.redfish_double.certificates import Authority, Issued
+from tests.helpers.fleets import HERE, SEED, server, snapshot
+from tests.helpers.http_peers import Authority, Issued
 
 # Files
 

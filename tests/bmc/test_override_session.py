@@ -16,22 +16,12 @@ from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled
-from tests.helpers.bmcs import (
-    ALWAYS,
-    ONCE,
-    PASSWORD,
-    SECRETS,
-    SET_AT_BMC,
-    USER,
-    MakeRack,
-    Rack,
-    write_credentials,
-)
+from tests.helpers.bmcs import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, write_credentials
 from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
+from tests.helpers.http_peers import Authority
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ILO6
+from tests.helpers.redfish_double.server import Body, Drop, Fault, Intrusion, Redirect, Reverted, Status
 
 # One BMC
 

@@ -43,10 +43,9 @@ from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.cases import examples, for_each
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import PROFILES, Profile
-from tests.helpers.search_effort import examples
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)

@@ -16,9 +16,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
 from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import STARTED, Machine
-from tests.helpers.redfish_double.faults import Status
+from tests.helpers.redfish_double.machine import STARTED, Machine
 from tests.helpers.redfish_double.profiles import GENERIC, PROFILES, STUCK, Profile
+from tests.helpers.redfish_double.server import Status
 
 OTHER = SystemUuid(uuid_of("another machine"))
 UNSET = "03000200-0400-0500-0006-000700080009"

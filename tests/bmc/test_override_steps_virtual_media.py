@@ -19,10 +19,21 @@ from gitboot.bmc.override_state import (
 )
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack
-from tests.helpers.redfish_double.faults import Drop
-from tests.helpers.redfish_double.media import Drive, Drives
-from tests.helpers.redfish_double.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
-from tests.helpers.search_effort import each_of
+from tests.helpers.cases import each_of
+from tests.helpers.redfish_double.profiles import (
+    AMI,
+    GENERIC,
+    IDRAC9,
+    ILO6,
+    OPENBMC,
+    PROFILES,
+    STUCK,
+    XCC,
+    Drive,
+    Drives,
+    Profile,
+)
+from tests.helpers.redfish_double.server import Drop
 
 ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
 DISC = Wanted(

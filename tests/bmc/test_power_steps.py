@@ -25,8 +25,8 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
-from tests.helpers.redfish_double.faults import Drop, Status
 from tests.helpers.redfish_double.profiles import GENERIC
+from tests.helpers.redfish_double.server import Drop, Status
 
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)

@@ -30,7 +30,7 @@ from gitboot.model.server import Architecture
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.instance_with_bmcs import Done, Rack, typed
-from tests.helpers.redfish_double.faults import Redirect
+from tests.helpers.redfish_double.server import Redirect
 
 # Which addresses are meant
 

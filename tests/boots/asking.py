@@ -19,9 +19,9 @@ from gitboot.render.paths import ASKED, BOOT
 from tests.boots.architectures import X86_64
 from tests.boots.machine import PATIENCE_S
 from tests.boots.programs import file, program
+from tests.helpers.endpoints import START, planned
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.git_servers import free_port, listening
-from tests.helpers.served_tree import START, planned
+from tests.helpers.git_repositories import free_port, listening
 
 HOST: Final = "10.0.2.2"  # this host, in QEMU's user-mode network
 ABSENT: Final = "10.0.2.77"  # an address of the same network that answers no ARP

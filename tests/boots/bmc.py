@@ -18,9 +18,9 @@ from tests.boots.architectures import X86_64
 from tests.boots.images import Images
 from tests.boots.machine import PATIENCE_S, Machine, Running
 from tests.helpers.fleets import mac_of, uuid_of
-from tests.helpers.instance_process import eventually
-from tests.helpers.redfish_double.double import Boot
-from tests.helpers.redfish_double.double import Machine as Double
+from tests.helpers.redfish_double.machine import Boot
+from tests.helpers.redfish_double.machine import Machine as Double
+from tests.helpers.running_instance import eventually
 
 _TICK_S: Final = 0.25
 _OFF: Final = "reboot: Power down"  # what Linux says before it switches off; anything else that ends QEMU is a reset

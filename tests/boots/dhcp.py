@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from tests.boots.network import BRIDGE, HOST
 from tests.boots.programs import program, running
-from tests.helpers.served_tree import eventually
+from tests.helpers.endpoints import eventually
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
 

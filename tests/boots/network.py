@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.boots.programs import program, running
-from tests.helpers.served_tree import eventually
+from tests.helpers.endpoints import eventually
 
 BRIDGE: Final = "br0"
 TAPS: Final = ("tap0", "tap1")

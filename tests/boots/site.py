@@ -16,10 +16,10 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, over_ipv6, tftp
 from tests.boots.programs import program
-from tests.helpers.configuration import configured
-from tests.helpers.file_servers import caddy, nginx
+from tests.helpers.fleets import configured
 from tests.helpers.forked_commands import captured
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.mirrors import caddy, nginx
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 LISTEN = ("--listen", f"[::]:{PORT}")
 

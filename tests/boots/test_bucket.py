@@ -18,9 +18,9 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN, Site
-from tests.helpers.configuration import give_credentials
-from tests.helpers.instance_process import Repository, eventually, running
-from tests.helpers.s3_server import KEY, s3_server
+from tests.helpers.fleets import give_credentials
+from tests.helpers.mirrors import KEY, s3_server
+from tests.helpers.running_instance import Repository, eventually, running
 
 GUEST = Guest(name="bucket", uefi=False)
 ENDPOINT = BASE_URLS["gitboot"]

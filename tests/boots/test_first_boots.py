@@ -15,8 +15,8 @@ import pytest
 
 from tests.boots.debian import unpacked
 from tests.endpoint.test_boot_responses import FLEET, INIT
-from tests.helpers import httpx_client
-from tests.helpers.served_tree import site
+from tests.helpers import http_peers
+from tests.helpers.endpoints import site
 
 # With what its datasources import and gitboot's own environment has not.
 PACKAGES = ("cloud-init", "python3-configobj", "python3-six", "python3-oauthlib", "python3-netifaces")
@@ -72,7 +72,7 @@ def test_what_cloud_init_reads_is_valid_by_its_own_schema(url: str, tmp_path: Pa
     schema = tmp_path / "schema.json"
     schema.write_bytes(found.read_bytes())
     [example] = GOLDEN.glob("example-batch-diskless/o/*/user-data")
-    for text in (httpx_client.get(f"{url}/nocloud/{INIT}/user-data").text, example.read_text()):
+    for text in (http_peers.get(f"{url}/nocloud/{INIT}/user-data").text, example.read_text()):
         assert _valid_by(schema, text, tmp_path)
     assert not _valid_by(schema, "#cloud-config\nusers: 7\n", tmp_path)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.boots.architectures import X86_64
 from tests.boots.images import Images
 from tests.boots.machine import Machine, Running
-from tests.helpers.first_server_page import followed, script
+from tests.helpers.documentation import followed, script
 
 
 def test_a_spare_server_boots_by_the_page(

@@ -15,12 +15,10 @@ from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import document, fleet, mac_of, policy, profile, server
-from tests.helpers.instance_process import Repository, eventually, ledger_in, running
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.fleets import document, fleet, give_credentials, mac_of, policy, profile, server
+from tests.helpers.http_peers import Authority
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository, eventually, ledger_in, running
 
 BASE = BASE_URLS["gitboot"]
 ADDRESS = "192.0.2.50/24"

@@ -18,7 +18,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import Site, published
-from tests.helpers.instance_process import eventually
+from tests.helpers.running_instance import eventually
 
 Row = Callable[[Running, float], None]
 

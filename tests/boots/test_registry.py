@@ -16,9 +16,9 @@ from tests.boots.images import Images, digest
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site
-from tests.helpers.instance_process import Repository, running
+from tests.helpers.artifact_servers import IRONCORE, registry
 from tests.helpers.instance_with_bmcs import until_condition
-from tests.helpers.registries import IRONCORE, registry
+from tests.helpers.running_instance import Repository, running
 
 GUEST = Guest(name="card", uefi=False)
 

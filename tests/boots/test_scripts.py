@@ -18,9 +18,9 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.boots.interpreter import Run, run
-from tests.helpers import fleet_strategies
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets, installed_record, tree
+from tests.helpers import hypothesis_strategies
 from tests.helpers.fleets import at, decided, mac_of, uuid_of
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, installed_record, tree
 
 EXAMPLE: Final = Path(__file__).parents[2] / "example-repo"
 NOON: Final = at("20T12:00")
@@ -95,7 +95,7 @@ def _of_generated() -> set[bytes]:
     @settings(max_examples=100, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(fleets())
     def draw(fleet: GeneratedFleet) -> None:
-        found.update(_scripts(tree(fleet_strategies.decided(fleet.documents), fleet.records, fleet.at)))
+        found.update(_scripts(tree(hypothesis_strategies.decided(fleet.documents), fleet.records, fleet.at)))
 
     draw()
     return found

@@ -17,9 +17,9 @@ from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
 from tests.endpoint.test_boot_responses_secrets import Sealed
+from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import fleet, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_process import Repository, eventually, running
-from tests.helpers.served_tree import LOADER
+from tests.helpers.running_instance import Repository, eventually, running
 
 BASE = BASE_URLS["gitboot"]
 SECRET = "token: hunter2"

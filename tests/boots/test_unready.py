@@ -13,7 +13,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site, loaders
-from tests.helpers.instance_process import Repository, begin, running
+from tests.helpers.running_instance import Repository, begin, running
 
 GUESTS = {
     "ipxe": Guest(name="ipxe", uefi=False),

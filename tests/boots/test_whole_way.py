@@ -16,11 +16,9 @@ from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import document, fleet, maintenance, policy, profile, server
-from tests.helpers.instance_process import Repository, eventually, ledger_in, running
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.fleets import document, fleet, give_credentials, maintenance, policy, profile, server
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository, eventually, ledger_in, running
 
 BASE = BASE_URLS["gitboot"]
 WINDOW = timedelta(seconds=100)  # or twice what this machine takes for two boots

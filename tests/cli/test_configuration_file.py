@@ -12,7 +12,7 @@ from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_o
 from gitboot.cli.main import Exit, cli
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import configured
+from tests.helpers.fleets import configured
 from tests.helpers.instance_with_bmcs import typed
 
 MOST_OPTIONS = 45

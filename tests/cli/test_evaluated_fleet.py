@@ -14,8 +14,8 @@ from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import Work
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
 WEB01 = next(path for path, text in FILES.items() if "kind: Server" in text)

@@ -14,10 +14,9 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision, Verify
 from gitboot.git.signatures import TrustedKeys
+from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import image
-from tests.helpers.repositories import ENVIRONMENT, Work
-from tests.helpers.reviewed_changes import FLEET
-from tests.helpers.signers import Person, allowed, ssh_person
+from tests.helpers.git_repositories import ENVIRONMENT, Person, Work, allowed, ssh_person
 
 ONE, TWO, THREE = ({f"images/{name}.yaml": image(name)} for name in ("new-1", "new-2", "new-3"))
 

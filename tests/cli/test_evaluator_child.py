@@ -28,9 +28,9 @@ from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.helpers.fleets import SEED, server, uuid_of
-from tests.helpers.instance_process import alive, eventually
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack, typed
-from tests.helpers.repositories import Work
+from tests.helpers.running_instance import alive, eventually
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,10 @@ from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.git.clone import accepted_snapshot
+from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, at, server
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository
-from tests.helpers.result_cache import StoredResults
+from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import World
 
 NOON = at("20T12:00")

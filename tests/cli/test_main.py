@@ -33,17 +33,15 @@ from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record
 from gitboot.resolve.provisioning_record import Record, exported
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import give_credentials
 from tests.helpers.documentation import ROOT
-from tests.helpers.evaluated_commits import evaluated_here
-from tests.helpers.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of
+from tests.helpers.fleets import SEED, give_credentials, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.forked_commands import Heard, captured
-from tests.helpers.instance_process import Instance, Repository, eventually, git, ledger_in, running
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.instance_in_process import evaluated_here
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Instance, Repository, eventually, git, ledger_in, running
 
 NOON = "2026-11-20T12:00:00Z"
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -762,7 +760,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
         told = [listening["type"], empty["type"], warned["type"]]
         assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
         gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
-        with httpx_client.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
+        with http_peers.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
             entry = client.get(f"/{ENTRY}")
             assert b"could not be recorded" in entry.content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
@@ -776,7 +774,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
     with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
-        assert httpx_client.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
+        assert http_peers.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")

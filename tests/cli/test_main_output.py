@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from tests.helpers.forked_commands import Command
-from tests.helpers.instance_process import Repository
+from tests.helpers.running_instance import Repository
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "example-repo")
 

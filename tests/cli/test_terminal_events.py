@@ -16,8 +16,8 @@ from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
 from gitboot.cli.terminal import LogFormat, tell
 from gitboot.status.events import Event
+from tests.helpers.disks_and_terminals import COLUMNS, shown
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.terminals import COLUMNS, shown
 
 FORMAT: Final = "GITBOOT_LOG_FORMAT"
 LONG: Final = "11 servers have no credentials here: ams2-w01, ams2-w02,\nams2-w03 and 8 more"

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from gitboot.cli.terminal import growing, progress, table
 from gitboot.standard_streams import style
-from tests.helpers.terminals import terminal
+from tests.helpers.disks_and_terminals import terminal
 
 HEADER = ("SERVER", "SEEN", "RECORDED")
 

@@ -39,12 +39,10 @@ from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_of
-from tests.helpers.evaluated_commits import Here
+from tests.helpers.cases import examples
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_doubles import note_fetch
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
-from tests.helpers.search_effort import examples
+from tests.helpers.instance_in_process import Here, Parts, in_process, note_fetch
+from tests.helpers.running_instance import Repository
 
 SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
 NAMES = tuple(f"web{number:02}" for number in range(6))

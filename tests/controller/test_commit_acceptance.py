@@ -17,9 +17,9 @@ from gitboot.problems import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server
+from tests.helpers.http_peers import authority_until
 from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
-from tests.helpers.instance_process import Repository, git
-from tests.helpers.redfish_double.certificates import authority_until
+from tests.helpers.running_instance import Repository, git
 
 STORES = ("flatcar-1", "flatcar-2")
 

@@ -26,11 +26,19 @@ from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_co
 from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits
 from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.git_repositories import (
+    ENVIRONMENT,
+    Person,
+    Work,
+    allowed,
+    commit_by_git,
+    gpg_people,
+    ssh_person,
+    stored,
+)
 from tests.helpers.instance_in_process import Parts, applied, in_process, turn
-from tests.helpers.instance_process import eventually, running
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import ENVIRONMENT, Work, commit_by_git
-from tests.helpers.signers import Person, allowed, gpg_people, ssh_person, stored
+from tests.helpers.running_instance import eventually, running
 
 
 def documents(image_name: str) -> dict[str, str | None]:

@@ -25,11 +25,11 @@ from gitboot.publish.tree_reader import read_records
 from gitboot.render.paths import asked_for
 from gitboot.resolve.provisioning_record import Record, exported
 from tests.controller.test_reconcile import fleet_files
-from tests.helpers import instance_process as instance_module
+from tests.helpers import running_instance as instance_module
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, decided, server, uuid_of
 from tests.helpers.fleets import mac_of as server_mac
-from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.running_instance import Repository, eventually, running
 from tests.scenarios.test_credential_files import until
 
 AMI = "03000200-0400-0500-0006-000700080009"

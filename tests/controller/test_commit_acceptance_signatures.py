@@ -19,9 +19,8 @@ from gitboot.ledger import instance_tables
 from gitboot.problems import Code
 from gitboot.review.guards import Limits
 from tests.helpers.fleets import fleet, image, policy, profile, server
+from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
 from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
-from tests.helpers.repositories import Work
-from tests.helpers.signers import Person, allowed, ssh_person
 
 
 def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:

@@ -15,11 +15,10 @@ from gitboot.problems import Code, Problem
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held, Status, Telling
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import at
+from tests.helpers.fleets import at, configured
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
-from tests.helpers.instance_process import eventually
 from tests.helpers.instance_with_bmcs import Rack, until_condition
+from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
 A, B = "a" * 40, "b" * 40

@@ -33,7 +33,7 @@ from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
-from tests.helpers.instance_doubles import Commits
+from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(uuid_of("web01"))

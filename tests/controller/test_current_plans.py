@@ -17,7 +17,7 @@ from gitboot.render.server_files import rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision import WithheldBoot
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
-from tests.helpers.instance_doubles import Commits
+from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
 NAMES = ("web01", "web02", "web03")

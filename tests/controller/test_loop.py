@@ -25,7 +25,7 @@ from gitboot.status.events import Event
 from gitboot.status.work_progress import Stage
 from tests.helpers.fleets import SEED, maintenance
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository, eventually, git
+from tests.helpers.running_instance import Repository, eventually, git
 
 
 @pytest.fixture(autouse=True)

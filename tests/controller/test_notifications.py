@@ -21,11 +21,10 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status.events import Event
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, at, fleet, server
-from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.fleets import SEED, at, configured, fleet, server
+from tests.helpers.http_peers import Hook, hook, notify_file
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.notification_receivers import Hook, hook, notify_file
+from tests.helpers.running_instance import Repository, eventually, running
 
 NOON = at("20T12:00")
 

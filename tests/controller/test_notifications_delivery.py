@@ -16,11 +16,10 @@ from aiosmtpd.smtp import Envelope
 from gitboot.controller import notifications
 from gitboot.controller.notifications import Level, NotedEvent, Notice, Receiver, read_receivers, sender_of
 from gitboot.errors import HostUnreachable
-from tests.helpers import openapi_description
+from tests.helpers import endpoints
 from tests.helpers.fleets import at
-from tests.helpers.instance_process import eventually
-from tests.helpers.notification_receivers import hook, notify_file
-from tests.helpers.strange_server import Client, strange_server
+from tests.helpers.http_peers import StrangeClient, hook, notify_file, strange_server
+from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
 EVENT = NotedEvent(
@@ -46,7 +45,7 @@ def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
         sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
         sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
     (got, again) = taken.got
-    assert openapi_description.problems("NoticeItem", got) == []
+    assert endpoints.openapi_problems("NoticeItem", got) == []
     assert got == again == NOTICE.facts()
     assert (got["kind"], got["number"], got["events"][0]["servers"]) == ("Notice", 31, ["web01", "web02"])
     assert taken.deliveries == ["abc-7-31"] * 2
@@ -110,7 +109,7 @@ def test_apprise_that_cannot_says_nothing_of_its_url(
 def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "_APPRISE_S", 0.3)
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
         client.drip(b"a")
 

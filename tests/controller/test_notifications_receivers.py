@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.controller.notifications import Level, read_receivers
 from gitboot.errors import UsageError
-from tests.helpers.notification_receivers import notify_file, write_private
+from tests.helpers.http_peers import notify_file, write_private
 
 URL = "https://hooks.test/very-secret"
 

@@ -20,10 +20,10 @@ from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import Directory
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets, in_blocks
+from tests.helpers.cases import examples
 from tests.helpers.fleets import snapshot
-from tests.helpers.instance_bench import Bench
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, in_blocks
+from tests.helpers.instance_in_process import Bench
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS: Final = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between

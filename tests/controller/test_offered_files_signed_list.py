@@ -20,14 +20,13 @@ from gitboot.cli.main import Exit
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.signed_list import VALID
 from gitboot.status.conditions import Condition
-from tests.helpers.configuration import configured
-from tests.helpers.file_servers import nginx
-from tests.helpers.fleets import SEED, mac_of, maintenance, server
+from tests.helpers.fleets import SEED, configured, mac_of, maintenance, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository, eventually, git, running
 from tests.helpers.instance_with_bmcs import until_condition
-from tests.helpers.signed_list_clients import client, lies, made_keys, target
+from tests.helpers.mirrors import nginx
+from tests.helpers.running_instance import Repository, eventually, git, running
+from tests.helpers.signed_lists import client, lies, made_keys, target
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)

@@ -31,10 +31,9 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import suspects, verify
 from gitboot.status.work_progress import Told, counted
-from tests.helpers.evaluated_commits import Here
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository, eventually
+from tests.helpers.instance_in_process import Here, Parts, in_process
+from tests.helpers.running_instance import Repository, eventually
 
 OPEN, OVER = at("20T23:00"), at("21T04:00")
 WHILE, UNTIL = maintenance("repair", "20T22:00 21T04:00"), maintenance("repair", "20T22:00 21T08:00")

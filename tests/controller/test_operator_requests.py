@@ -14,8 +14,8 @@ from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
 from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.faults import Drop
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
+from tests.helpers.redfish_double.server import Drop
 
 __all__ = ["make_site", "site"]  # fixtures
 

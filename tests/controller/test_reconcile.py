@@ -39,11 +39,10 @@ from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
 from gitboot.status.events import Event
 from gitboot.system_clock import uptime
-from tests.helpers.evaluated_commits import Here
+from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
-from tests.helpers.instance_doubles import UNGUARDED, Unsynced, note_fetch
-from tests.helpers.instance_process import Repository, git
-from tests.helpers.served_tree import rendered_states
+from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
+from tests.helpers.running_instance import Repository, git
 from tests.scenarios.test_run import images_in
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"

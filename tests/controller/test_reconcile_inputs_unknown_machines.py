@@ -17,12 +17,12 @@ from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from tests.fetchlog.test_access_logs import NGINX
 from tests.fetchlog.test_unknown_machines_components import SENT
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
+from tests.helpers.endpoints import site as new_site
 from tests.helpers.fleets import mac_of, uuid_of
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.served_tree import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
-from tests.helpers.served_tree import site as new_site
 
 STRANGER = "/v1/boot/52-54-00-99-99-99/boot.ipxe"
 OTHER = uuid_of("stranger")
@@ -38,7 +38,7 @@ def site() -> Iterator[Site]:
 def asks(site: Site, *paths: str, headers: dict[str, str] = LOADER, method: str = "GET") -> list[int]:
     """What somebody is answered, which leaves what it has noted in the spool."""
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=headers) as client:
+    with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         codes = [client.request(method, path).status_code for path in paths]
     asked.leave()
     return codes
@@ -133,7 +133,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
 
 def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
         asked.leave()

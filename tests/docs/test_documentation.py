@@ -27,8 +27,7 @@ from gitboot.problems import Code, Problem
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT, Block, commands, pages, read
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_servers import program
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work, program
 
 PAGES: Final = {name: read(name) for name in pages()}
 

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.helpers.forked_commands import for_shells
-from tests.helpers.repositories import ENVIRONMENT
+from tests.helpers.git_repositories import ENVIRONMENT
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
 

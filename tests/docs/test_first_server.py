@@ -6,13 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Final
 
-from tests.helpers import httpx_client
-from tests.helpers.first_server_page import followed, script
+from tests.helpers import http_peers
+from tests.helpers.documentation import followed, script
+from tests.helpers.endpoints import IPXE
 from tests.helpers.forked_commands import captured, for_shells
-from tests.helpers.git_servers import free_port
-from tests.helpers.instance_process import eventually
-from tests.helpers.repositories import Work
-from tests.helpers.served_tree import IPXE
+from tests.helpers.git_repositories import Work, free_port
+from tests.helpers.running_instance import eventually
 
 ROOT: Final = Path(__file__).parents[2]
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
@@ -33,7 +32,7 @@ def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: 
     state = ("--state", tmp_path / "var" / "lib" / "gitboot")
 
     def asked_by(agent: str) -> str:
-        return httpx_client.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
+        return http_peers.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
 
     with followed(tmp_path, text, for_shells()):
         for agent in LOOKS:

@@ -27,17 +27,14 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition, with_state
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import at
-from tests.helpers.instance_doubles import note_fetch
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import ledger_in
+from tests.helpers.fleets import at, give_credentials
+from tests.helpers.git_repositories import Work
+from tests.helpers.instance_in_process import Parts, in_process, note_fetch
 from tests.helpers.instance_with_bmcs import Done, typed
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
-from tests.helpers.repositories import Work
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import ledger_in
 from tests.scenarios.test_run import images_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "hardware.md"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.documentation import CALLS, COMMANDS, SCRIPT, CopyScript
-from tests.helpers.failing_disk import fill, small_disk
 from tests.publish.targets.test_folder import ENTRIES, Site, files_of
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 

@@ -18,9 +18,8 @@ from prometheus_client import parser
 
 from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, Condition
 from tests.helpers.cases import for_each
-from tests.helpers.git_servers import program
-from tests.helpers.monitored_endpoint import FULL, full
-from tests.helpers.served_tree import BEFORE, get
+from tests.helpers.endpoints import BEFORE, FULL_STATUS, get, monitored_endpoint
+from tests.helpers.git_repositories import program
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 RULES_FILE: Final = DOCS / "monitoring" / "alerts.yml"
@@ -140,8 +139,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
     types = sorted(CONDITIONS.keys() - {BMC, "TreeRead"})
     fine = tuple(Condition(type=each, status=True, reason="Fine", message="", since=BEFORE) for each in types)
-    status = replace(FULL, conditions=fine, problems=(), below_minimum_version={"web": 0})
-    with full(tmp_path_factory.mktemp("certificates"), status) as url:
+    status = replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
+    with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
         found = dict(_shown(get(f"{url}/metrics").text))
     assert found.keys() >= {ENDS, TRANSITION, AT}
     return {**found, ENDS: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}

@@ -15,11 +15,10 @@ import httpx
 import pytest
 
 from gitboot.endpoint.metrics import FAMILIES
-from tests.helpers import httpx_client
-from tests.helpers.git_servers import free_port, listening, program
-from tests.helpers.instance_process import eventually
-from tests.helpers.monitored_endpoint import COMMITTED, full
-from tests.helpers.served_tree import ENTRY, get
+from tests.helpers import http_peers
+from tests.helpers.endpoints import COMMITTED, ENTRY, get, monitored_endpoint
+from tests.helpers.git_repositories import free_port, listening, program
+from tests.helpers.running_instance import eventually
 
 FILE: Final = Path(__file__).parents[2] / "docs" / "monitoring" / "dashboard.json"
 BOARD: Final[dict[str, Any]] = json.loads(FILE.read_text())
@@ -42,7 +41,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("prometheus")
     port = free_port()
     address = f"127.0.0.1:{port}"
-    with full(folder) as url:
+    with monitored_endpoint(folder) as url:
         get(url + ENTRY)
         sites = (("fra1", url.removeprefix("http://")), ("ams2", f"127.0.0.1:{free_port()}"))  # ams2 does not answer
         targets = [{"targets": [target], "labels": {"site": site}} for site, target in sites]
@@ -59,13 +58,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx_client.get(f"{url}/-/ready").status_code == 200
+        return http_peers.get(f"{url}/-/ready").status_code == 200
     except httpx.TransportError:
         return False
 
 
 def found(prometheus: str, expression: str) -> list[Any]:
-    answer = httpx_client.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
+    answer = http_peers.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
 

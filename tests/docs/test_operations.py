@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import uuid_of
-from tests.helpers.instance_doubles import published_records
-from tests.helpers.instance_process import Instance, eventually, running
+from tests.helpers.fleets import configured, uuid_of
+from tests.helpers.instance_in_process import published_records
 from tests.helpers.instance_with_bmcs import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
-from tests.helpers.redfish_double.faults import Status
+from tests.helpers.redfish_double.server import Status
+from tests.helpers.running_instance import Instance, eventually, running
 
 ONCE = ("Once", "Pxe")
 REASON = ("--reason", "INC-4711")

@@ -20,9 +20,9 @@ from gitboot.endpoint import connections
 from gitboot.endpoint.access_control import Tokens
 from gitboot.endpoint.connections import Crowd
 from gitboot.errors import UsageError
-from tests.helpers.configuration import configured
+from tests.helpers.endpoints import ENTRY, Site, connect, eventually, get, site
+from tests.helpers.fleets import configured
 from tests.helpers.forked_commands import Heard, captured
-from tests.helpers.served_tree import ENTRY, Site, connect, eventually, get, site
 
 TOKEN = "a-token-of-prometheus"
 PAGES = ("/api/v1/status", "/api/v1/servers", "/metrics")

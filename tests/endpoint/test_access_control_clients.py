@@ -10,8 +10,8 @@ from gitboot.endpoint.access_control import LOOPBACK, client_address, membership
 from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server_workers import served
 from tests.helpers.cases import for_each
-from tests.helpers.instance_process import eventually
-from tests.helpers.served_tree import LOADER, get, site
+from tests.helpers.endpoints import LOADER, get, site
+from tests.helpers.running_instance import eventually
 
 PROXIES = membership((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
 

@@ -20,12 +20,12 @@ from typing import Final
 import httpx
 import pytest
 
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ENTRY, LOADER, site
 from tests.helpers.forked_commands import join
-from tests.helpers.git_servers import program
-from tests.helpers.instance_process import eventually
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.served_tree import ENTRY, LOADER, site
+from tests.helpers.git_repositories import program
+from tests.helpers.http_peers import Authority
+from tests.helpers.running_instance import eventually
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
 CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -55,7 +55,7 @@ class Places:
         def asked() -> tuple[int, str]:
             join(os.open(f"/run/netns/{place}", os.O_RDONLY))  # this thread alone
             try:
-                answer = httpx_client.get(url, headers=headers, timeout=60)
+                answer = http_peers.get(url, headers=headers, timeout=60)
             except httpx.TransportError as error:
                 return 0, str(error)
             return answer.status_code, answer.text

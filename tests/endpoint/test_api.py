@@ -19,9 +19,9 @@ from gitboot.resolve.provisioning_record import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from tests.helpers import httpx_client, openapi_description
+from tests.helpers import endpoints, http_peers
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site
 from tests.helpers.fleets import server
-from tests.helpers.served_tree import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site
 
 STATUS = Status(
     attempted="bad",
@@ -40,7 +40,7 @@ def client() -> Iterator[httpx.Client]:
     with site(planned(*ALWAYS, REPAIR, PARKED, now=AFTER)) as made:
         made.now = AFTER
         made.say({**STATUS.facts(), "at": "2026-11-20T23:00:00Z"})
-        with made.serve() as url, httpx_client.Client(base_url=f"{url}/api/v1") as client:
+        with made.serve() as url, http_peers.Client(base_url=f"{url}/api/v1") as client:
             yield client
 
 
@@ -58,8 +58,8 @@ def client() -> Iterator[httpx.Client]:
 def test_every_answer_is_as_the_document_describes_it(client: httpx.Client, path: str, schema: str) -> None:
     response = client.get(path)
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
-    assert openapi_description.problems(schema, response.json()) == []
-    assert openapi_description.problems(schema, {**response.json(), "more": 1}) != []
+    assert endpoints.openapi_problems(schema, response.json()) == []
+    assert endpoints.openapi_problems(schema, {**response.json(), "more": 1}) != []
 
 
 def test_servers_are_listed_in_short(client: httpx.Client) -> None:
@@ -89,7 +89,7 @@ def test_status_tells_attempted_from_applied(client: httpx.Client) -> None:
 
 def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_path: Path) -> None:
     described = client.get("/openapi.json").json()
-    assert described == openapi_description.document()
+    assert described == endpoints.openapi_document()
     assert (described["openapi"], described["info"]["version"]) == ("3.1.0", __version__)
     tree = PublishedTree(tmp_path, lambda: BEFORE)
     routed = {route.path for route in Api(tree, tmp_path, lambda: BEFORE).routes}
@@ -102,7 +102,7 @@ def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_pat
 
 
 def test_the_openapi_document_has_the_words_and_limits_of_the_code() -> None:
-    described = openapi_description.document()
+    described = endpoints.openapi_document()
     for words in (InstallState, InstallStep, Phase, Severity):
         assert described["components"]["schemas"][words.__name__]["enum"] == list(words)
     parameters = {each["name"]: each["schema"] for each in described["paths"]["/api/v1/servers"]["get"]["parameters"]}
@@ -121,7 +121,7 @@ def many() -> Iterator[httpx.Client]:
             summary["site"] = "fra1" if number % 2 else None
             state = replace(found, server=f"s{number:04}", summary=summary)
             (made.root / state_path(state.server)).write_bytes(render(state))
-        with made.serve() as url, httpx_client.Client(base_url=f"{url}/api/v1") as client:
+        with made.serve() as url, http_peers.Client(base_url=f"{url}/api/v1") as client:
             yield client
 
 
@@ -163,7 +163,7 @@ def test_a_server_that_changes_is_listed_so_at_once() -> None:
     with site() as made, made.serve() as url:
         for fleet in (planned(*ALWAYS), planned(*ALWAYS, PARKED), planned(*ALWAYS, REPAIR, now=AFTER)):
             made.publish(fleet)
-            items = httpx_client.get(f"{url}/api/v1/servers").json()["items"]
+            items = http_peers.get(f"{url}/api/v1/servers").json()["items"]
             assert {item["name"]: item["phase"] for item in items} == {
                 name: state.published.summary["phase"] for name, state in fleet.servers.items()
             }

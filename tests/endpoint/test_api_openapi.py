@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.endpoint.test_api import STATUS
-from tests.helpers.monitored_endpoint import FULL
-from tests.helpers.served_tree import ALWAYS, REPAIR, planned, site
+from tests.helpers.endpoints import ALWAYS, FULL_STATUS, REPAIR, planned, site
 
 if TYPE_CHECKING:  # each process that runs tests imports them all, and this takes half a second
     import schemathesis
@@ -26,7 +25,7 @@ PATHS = (
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with site(planned(*ALWAYS, REPAIR)) as made:
-        made.say({**STATUS.facts(), "at": AT, "clock": AT, "changes": 7, "stages": FULL.facts()["stages"]})
+        made.say({**STATUS.facts(), "at": AT, "clock": AT, "changes": 7, "stages": FULL_STATUS.facts()["stages"]})
         with made.serve() as url:
             yield url
 

@@ -25,11 +25,10 @@ from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.fetchlog.test_unknown_machines_components import SENT
-from tests.helpers import httpx_client
-from tests.helpers.browser import Browser, browser, browsers
-from tests.helpers.fleet_of_page import HOSTILE, STATUS, shown_fleet
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
 from tests.helpers.fleets import at, fleet, server
-from tests.helpers.served_tree import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
+from tests.helpers.operators_page import HOSTILE, STATUS, Browser, browser, browsers, shown_fleet
 
 FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
 VIEWS = {
@@ -134,7 +133,7 @@ def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
 
 
 def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
-    assert httpx_client.post(f"{url}{PAGE}").status_code == 405
+    assert http_peers.post(f"{url}{PAGE}").status_code == 405
     etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
     again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
     assert (again.status_code, again.content) == (304, b"")

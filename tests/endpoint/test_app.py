@@ -19,11 +19,8 @@ import pytest
 from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.render.endpoint_files import shard_path, state_path
 from gitboot.render.paths import kind_of
-from tests.helpers import httpx_client
-from tests.helpers.file_servers import BOUND, broken
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.git_servers import free_port, listening
-from tests.helpers.served_tree import (
+from tests.helpers import http_peers
+from tests.helpers.endpoints import (
     ADDRESS,
     AFTER,
     ALWAYS,
@@ -49,7 +46,10 @@ from tests.helpers.served_tree import (
     planned,
     undated,
 )
-from tests.helpers.served_tree import site as new_site
+from tests.helpers.endpoints import site as new_site
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.git_repositories import free_port, listening
+from tests.helpers.mirrors import BOUND, broken
 
 SWAPPED = "-".join([*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]])
 NOBODY = ()
@@ -62,7 +62,7 @@ RESET = b"\1\0\0\0\0\0\0\0"  # struct linger: closing resets the connection
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Site, httpx.Client]]:
-    with new_site() as site, site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with new_site() as site, site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield site, client
 
 
@@ -249,7 +249,7 @@ ALL_PATHS = (*sorted(FLEET.boot_files), *PAGES, "/api/v1/openapi.json", "/health
 
 def test_head_says_what_get_says_without_the_body_and_keeps_the_connection(site: Site) -> None:
     by_address, own = {"x-forwarded-for": ADDRESS}, {"x-forwarded-for": "127.0.0.1"}
-    with site.serve(trusted_proxies=PROXY) as url, httpx_client.Client(base_url=url, headers=LOADER | own) as client:
+    with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER | own) as client:
         client.get("/metrics")
         for path, headers in (*((path, {}) for path in ALL_PATHS * 2), ("/httpboot", by_address)):
             get, head = client.get(path, headers=headers), client.head(path, headers=headers)
@@ -372,7 +372,7 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
     seen: list[list[bool]] = [[] for _ in range(4)]
 
     def ask(turned: list[bool]) -> None:
-        with httpx_client.Client(base_url=client.base_url, headers=LOADER) as own:
+        with http_peers.Client(base_url=client.base_url, headers=LOADER) as own:
             asking.wait()
             while not done.is_set():
                 turned.extend("(Maintenance)" in own.get(path).text for path in LOOKUPS)
@@ -418,7 +418,7 @@ def test_finding_r16_a_known_machine_gets_its_disk_by_each_lookup(state: str, si
 
 
 def test_before_anything_is_published_nothing_is_known_of_any_path() -> None:
-    with new_site(None) as site, site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with new_site(None) as site, site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for path in (*LOOKUPS, "/boot.ipxe", "/ipxe/", "/httpboot", "/o/x", "/nothing", "/api/v1/servers"):
             response = client.get(path)
             assert (response.status_code, response.content) == (503, b""), path
@@ -433,7 +433,7 @@ def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> No
     with new_site() as site:
         manifest = site.root / "ops/manifest.json"
         manifest.write_text(manifest.read_text().replace('"version":2', '"version":3'))
-        with site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+        with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
             assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
             (condition,) = client.get("/api/v1/status").json()["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "UnknownFormat")
@@ -495,7 +495,7 @@ def test_finding_m5_a_copy_that_lacks_the_state_of_a_known_machine_does_not_call
 def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:
     status = {"conditions": [{"type": "LedgerNamed", "status": False, "reason": "AnotherLedger"}]}
     site.say(status)
-    with site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
     (site.root / "ops/status.json").unlink()
 
@@ -536,7 +536,7 @@ def test_operators_pages_are_for_operators(
     proxies = PROXY if forwarded else ()
     with (
         site.serve(operators=operators, trusted_proxies=proxies) as url,
-        httpx_client.Client(base_url=url, headers=LOADER | headers) as client,
+        http_peers.Client(base_url=url, headers=LOADER | headers) as client,
     ):
         for path in ("/api/v1/servers", "/api/v1/status", "/api/v1/openapi.json", "/metrics"):
             assert client.get(path).status_code == expected, path
@@ -565,7 +565,7 @@ def test_ipv6_loopback_is_an_operator_by_default(site: Site) -> None:
 
 
 def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
-    with site.serve(trusted_proxies=PROXY) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for address in (ADDRESS, "FD00:12:0::13"):
             response = client.get("/httpboot", headers={"x-forwarded-for": address})
             assert response.headers["content-type"] == "application/json"
@@ -587,7 +587,7 @@ def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
 def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
     """A site whose server installs once, then is repaired once, and a client of an endpoint over it."""
     site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
-    with site.serve(trusted_proxies=PROXY) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield site, client
 
 
@@ -614,7 +614,7 @@ def test_what_is_no_get_of_what_meets_a_key_is_not_recorded(once: tuple[Site, ht
 
 def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
     site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
-    with site.serve(records=False) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(records=False) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for _ in range(2):
             for path in LOOKUPS:
                 found = client.get(path)
@@ -728,7 +728,7 @@ def test_an_address_that_goes_to_another_server_is_never_404(site: Site, client:
     done, seen = threading.Event(), set[tuple[int, str]]()
 
     def ask() -> None:
-        with httpx_client.Client(base_url=client.base_url, headers=LOADER) as own:
+        with http_peers.Client(base_url=client.base_url, headers=LOADER) as own:
             while not done.is_set():
                 found = own.get(ENTRY)
                 seen.add((found.status_code, "aaa02" if "aaa02" in found.text else "web01"))

@@ -36,13 +36,10 @@ from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.failing_disk import fill, small_disk
-from tests.helpers.fleets import fleet as fleet_document
-from tests.helpers.fleets import image, maintenance, policy, profile, repository, server
-from tests.helpers.instance_process import Repository, eventually, running
-from tests.helpers.served_tree import (
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.endpoints import (
     ADDRESS,
     ALWAYS,
     BEFORE,
@@ -65,6 +62,9 @@ from tests.helpers.served_tree import (
     planned,
     site,
 )
+from tests.helpers.fleets import fleet as fleet_document
+from tests.helpers.fleets import image, maintenance, policy, profile, repository, server
+from tests.helpers.running_instance import Repository, eventually, running
 
 ROOT = Path(__file__).parents[2]
 GIVEN = "(Network)"
@@ -188,7 +188,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
     with here.serve() as url:
         if report is not None:
             said = f"{ENTRY.rpartition('/')[0]}/{report}/{token}"
-            asked = httpx_client.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
+            asked = http_peers.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)
@@ -233,37 +233,37 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
 def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
     """A load balancer sends machines to who is ready: to none, where all wait for what nobody gives."""
     with here.serve(records=False) as url:
-        assert httpx_client.get(f"{url}/readyz").status_code == 503
-        assert "has no spool" in httpx_client.get(f"{url}/readyz").text
+        assert http_peers.get(f"{url}/readyz").status_code == 503
+        assert "has no spool" in http_peers.get(f"{url}/readyz").text
         here.publish(planned(NAMED, *ONCE[1:]), commit="2")
-        assert httpx_client.get(f"{url}/readyz").status_code == 200, "it sends on"
+        assert http_peers.get(f"{url}/readyz").status_code == 200, "it sends on"
         (here.root / TERMS).write_bytes(endpoint_files.render_terms(Terms(giver=None))[TERMS].content)
-        assert httpx_client.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
+        assert http_peers.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
         working = {"conditions": [], "progress": {"message": "planning: 1 of 2 servers (2 of 3)"}}
         (here.root / STATUS).write_text(json.dumps(working))
-        assert httpx_client.get(f"{url}/readyz").text == "ready\nplanning: 1 of 2 servers (2 of 3)\n"
+        assert http_peers.get(f"{url}/readyz").text == "ready\nplanning: 1 of 2 servers (2 of 3)\n"
     with here.serve() as url:
-        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        assert http_peers.get(f"{url}/readyz").status_code == 200
         (here.root / TERMS).write_bytes(
             endpoint_files.render_terms(Terms(giver="f" * 32, sends_on=True))[TERMS].content
         )
-        assert "another spool than this endpoint's" in httpx_client.get(f"{url}/readyz").text
+        assert "another spool than this endpoint's" in http_peers.get(f"{url}/readyz").text
         here.publish(commit="3")
-        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
 def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, url: str) -> None:
-    assert httpx_client.get(f"{url}/readyz").text == "ready\n"
-    assert "gitboot_recording 1.0" in httpx_client.get(f"{url}/metrics").text
+    assert http_peers.get(f"{url}/readyz").text == "ready\n"
+    assert "gitboot_recording 1.0" in http_peers.get(f"{url}/metrics").text
     (away := here.spool.with_name("away")).mkdir()
     here.spool.rename(away / "spool")
     assert "(NotRecorded)" in get(url + ENTRY).text
-    found = httpx_client.get(f"{url}/readyz")
+    found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
     assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
-    assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(httpx_client.get(f"{url}/metrics").text.splitlines())
+    assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(http_peers.get(f"{url}/metrics").text.splitlines())
     (away / "spool").rename(here.spool)
-    eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+    eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
     assert GIVEN in get(url + ENTRY).text
 
 
@@ -289,12 +289,12 @@ def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out
         here.spool.mkdir()
         here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
         with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "tmpfs") as (url, _):
-            eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+            eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
             fill(filler := disk / "filler")
-            eventually(lambda: "No space left" in httpx_client.get(f"{url}/readyz").text)
+            eventually(lambda: "No space left" in http_peers.get(f"{url}/readyz").text)
             assert DISK in get(url + ENTRY).text
             filler.unlink()
-            eventually(lambda: httpx_client.get(f"{url}/readyz").status_code == 200)
+            eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
             assert GIVEN in get(url + ENTRY).text
 
 
@@ -325,7 +325,7 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
         text = get(url + ENTRY).text
         assert DISK in text
         assert "(OlderTree)" in text
-        assert "older than what the spool has forgotten" in httpx_client.get(f"{url}/readyz").text
+        assert "older than what the spool has forgotten" in http_peers.get(f"{url}/readyz").text
         here.publish(FLEET, commit="3")  # as it stands, this is what the instance wants
         assert GIVEN in get(url + ENTRY).text
 
@@ -423,8 +423,8 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
             assert "gives.test:8080" in get(other + path).text
             assert DISK in get(f"{other}{path}?hop=1").text, "nobody is sent in circles"
             assert GIVEN in get(f"{gives}{path}?hop=1").text
-        assert httpx_client.get(f"{other}/api/v1/status").status_code == 200
-        refused = httpx_client.get(f"{other}/metrics").text
+        assert http_peers.get(f"{other}/api/v1/status").status_code == 200
+        refused = http_peers.get(f"{other}/metrics").text
     assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
@@ -646,8 +646,7 @@ def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Si
         assert [each for each in here.observed() if each.is_evidence] == []
         assert GIVEN in get(url + ENTRY, headers={**headers, "user-agent": IPXE}).text, "the machine is given it"
         assert (
-            'gitboot_boots_refused_total{reason="NotCounted"} 0.0'
-            in httpx_client.get(f"{url}/metrics", headers=own).text
+            'gitboot_boots_refused_total{reason="NotCounted"} 0.0' in http_peers.get(f"{url}/metrics", headers=own).text
         )
 
 
@@ -744,7 +743,7 @@ def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
         with here.serve() as url:
             for ask in ({}, {"if-none-match": "*"}, {"if-modified-since": "Fri, 20 Nov 2026 21:00:00 GMT"}):
                 for method in ("GET", "HEAD"):
-                    found = httpx_client.request(method, url + ENTRY, headers=LOADER | ask)
+                    found = http_peers.request(method, url + ENTRY, headers=LOADER | ask)
                     assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
                     assert "etag" not in found.headers
 
@@ -752,7 +751,7 @@ def test_e5_a_proxy_has_nothing_to_revalidate(here: Site) -> None:
 @pytest.mark.parametrize("agent", [IPXE, "curl/8"])
 def test_head_has_the_headers_of_what_this_client_would_get(here: Site, agent: str) -> None:
     with here.serve() as url:
-        head = httpx_client.head(url + ENTRY, headers={"user-agent": agent})
+        head = http_peers.head(url + ENTRY, headers={"user-agent": agent})
         assert here.observed() == []
         found = get(url + ENTRY, headers={"user-agent": agent})
     assert head.headers["content-length"] == str(len(found.content))
@@ -772,18 +771,18 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
         here.now = BEFORE + off
         say(here, BEFORE - timedelta(minutes=1))
         with here.serve() as url:
-            httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
             say(here, BEFORE)
-            httpx_client.get(f"{url}/api/v1/status")
+            http_peers.get(f"{url}/api/v1/status")
             assert "(ClockOff)" in get(url + ENTRY).text
-            assert httpx_client.get(f"{url}/readyz").status_code == 503
-            assert f"{off.total_seconds():+.0f} s" in httpx_client.get(f"{url}/readyz").text
-            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in httpx_client.get(f"{url}/metrics").text
+            assert http_peers.get(f"{url}/readyz").status_code == 503
+            assert f"{off.total_seconds():+.0f} s" in http_peers.get(f"{url}/readyz").text
+            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in http_peers.get(f"{url}/metrics").text
             here.now = BEFORE + timedelta(seconds=1)
             say(here, BEFORE + timedelta(seconds=2))
-            httpx_client.get(f"{url}/api/v1/status")
+            http_peers.get(f"{url}/api/v1/status")
             assert GIVEN in get(url + ENTRY).text
-            assert httpx_client.get(f"{url}/readyz").status_code == 200
+            assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
 def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
@@ -791,9 +790,9 @@ def test_an_instance_that_is_silent_is_no_other_clock(here: Site) -> None:
     say(here, BEFORE - timedelta(hours=5))
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
-        assert "not compared with the instance's yet" in httpx_client.get(f"{url}/readyz").text
+        assert "not compared with the instance's yet" in http_peers.get(f"{url}/readyz").text
         here.now = BEFORE + timedelta(minutes=3)
-        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        assert http_peers.get(f"{url}/readyz").status_code == 200
         assert GIVEN in get(url + ENTRY).text
     here.publish(FLEET, commit="2")
     with here.serve(keeping=Keeping.SYNCHRONISED) as url:
@@ -807,13 +806,13 @@ def test_e32_a_clock_that_is_ahead_at_the_start_is_waited_for_until_the_instance
     with here.serve() as url:
         assert "(ClockOff)" in get(url + ENTRY).text
         say(here, BEFORE + timedelta(minutes=1))
-        httpx_client.get(f"{url}/api/v1/status")
-        assert "+7140 s off" in httpx_client.get(f"{url}/readyz").text
+        http_peers.get(f"{url}/api/v1/status")
+        assert "+7140 s off" in http_peers.get(f"{url}/readyz").text
         here.now += timedelta(hours=1)
         assert "(ClockOff)" in get(url + ENTRY).text, "however long that lasts"
         here.now = BEFORE + timedelta(minutes=2)
         say(here, here.now)
-        httpx_client.get(f"{url}/api/v1/status")
+        http_peers.get(f"{url}/api/v1/status")
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -826,14 +825,14 @@ def test_e32_a_clock_that_is_behind_what_it_has_shown_before_gives_nothing(here:
     here.now = START + timedelta(minutes=10)
     with here.serve(keeps=True) as url:
         assert "(ClockOff)" in get(url + ENTRY).text, "and no window that was left"
-        assert "-6600 s off" in httpx_client.get(f"{url}/readyz").text
+        assert "-6600 s off" in http_peers.get(f"{url}/readyz").text
         for minute in (11, 12):
             here.now = START + timedelta(minutes=minute)
             say(here, here.now)
-            httpx_client.get(f"{url}/api/v1/status")
+            http_peers.get(f"{url}/api/v1/status")
         assert "memtest-7" in get(url + ENTRY).text, "the instance says that it was wrong before"
     with here.serve(keeps=True) as url:
-        assert httpx_client.get(f"{url}/readyz").status_code == 200, "nor is that kept"
+        assert http_peers.get(f"{url}/readyz").status_code == 200, "nor is that kept"
 
 
 def test_a_clock_that_is_set_back_opens_no_window_that_was_left(here: Site) -> None:
@@ -879,7 +878,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
     def look(url: str, minutes: int, off: timedelta) -> None:
         here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
         say(here, true + timedelta(minutes=minutes))
-        httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
+        http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
         seen.append(_seen(url))
 
     say(here, true)
@@ -908,7 +907,7 @@ def test_finding_c6_a_maintenance_that_was_served_goes_on_to_its_end_and_not_int
         for minutes in (1, 2, 29, 31, 59, 61, 100):
             here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
             say(here, BEFORE + timedelta(minutes=minutes))
-            httpx_client.get(f"{url}/api/v1/status")
+            http_peers.get(f"{url}/api/v1/status")
             seen.append(_seen(url))
     assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
 
@@ -919,8 +918,8 @@ def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Si
     with here.serve() as url:
         for minutes in (1, 9, 11, 30):
             here.now = BEFORE + timedelta(minutes=minutes) + here.ahead
-            httpx_client.get(f"{url}/api/v1/status")  # it looks, as it does each second
-            assert "-600 s off" in httpx_client.get(f"{url}/readyz").text
+            http_peers.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            assert "-600 s off" in http_peers.get(f"{url}/readyz").text
             assert "(ClockOff)" in get(url + ENTRY).text
 
 
@@ -928,7 +927,7 @@ def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Si
 
 
 def _conditions(url: str) -> dict[str, dict[str, Any]]:
-    return {each["type"]: each for each in httpx_client.get(f"{url}/api/v1/status").json()["conditions"]}
+    return {each["type"]: each for each in http_peers.get(f"{url}/api/v1/status").json()["conditions"]}
 
 
 def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_and_readyz(here: Site) -> None:
@@ -940,11 +939,11 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
     with here.serve(keeping=Keeping.SYNCHRONISED) as url:
         for seconds, is_stale in ((0, False), (150, False), (151, True), (4000, True)):
             here.now = BEFORE + timedelta(seconds=seconds)
-            status = httpx_client.get(f"{url}/api/v1/status").json()
+            status = http_peers.get(f"{url}/api/v1/status").json()
             assert status["ageSeconds"] == seconds
             assert ("StatusCurrent" in _conditions(url)) is is_stale
-            assert (stale in httpx_client.get(f"{url}/metrics").text) is is_stale
-            ready = httpx_client.get(f"{url}/readyz")
+            assert (stale in http_peers.get(f"{url}/metrics").text) is is_stale
+            ready = http_peers.get(f"{url}/readyz")
             assert (ready.status_code, "gitboot wrote this status" in ready.text) == (200, is_stale)
         found = _conditions(url)["StatusCurrent"]
         assert (found["status"], found["reason"]) == (False, "Stale") and found["remedy"]
@@ -960,8 +959,8 @@ def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_see
         here.forget_status()
         here.now = BEFORE + timedelta(seconds=151)
         assert "at 2026-11-20T21:00:00Z" in _conditions(url)["StatusCurrent"]["message"]
-        assert 'type="StatusCurrent"} 1.0' in httpx_client.get(f"{url}/metrics").text
-        assert httpx_client.get(f"{url}/readyz").status_code == 200
+        assert 'type="StatusCurrent"} 1.0' in http_peers.get(f"{url}/metrics").text
+        assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
 def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_clock_shows(here: Site) -> None:
@@ -975,7 +974,7 @@ def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_cl
 
 def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site, url: str) -> None:
     here.now += timedelta(hours=5)
-    assert httpx_client.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
+    assert http_peers.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
     assert "StatusCurrent" not in _conditions(url)
 
 
@@ -1043,7 +1042,7 @@ def test_a_sole_for_claim_of_2fefe59_in_the_spool_withholds_install_boots_with_t
         made.publish(planned(*ONCE), giver=None if giver == "that of the spool" else "")
         (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)
         claim.write_text('{"forgotten":0,"giver":"01","site":"fra1"}')
-        eventually(lambda: "one-time boots of fra1 alone" in httpx_client.get(url + "/readyz").text)
+        eventually(lambda: "one-time boots of fra1 alone" in http_peers.get(url + "/readyz").text)
         text = get(url + ENTRY).text
         assert "boots its local disk" in text and "(Stopped)" in text and str(claim) in text
         assert made.observed() == []

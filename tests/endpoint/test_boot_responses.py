@@ -23,10 +23,10 @@ from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.boot_limits import Stoppage
-from tests.helpers import httpx_client
-from tests.helpers.file_servers import Mirror, broken, caddy, nginx
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.served_tree import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
+from tests.helpers.mirrors import Mirror, broken, caddy, nginx
 
 Logged = Observation | UnknownMachine | Ignored
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
@@ -124,7 +124,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def looking(output: Path) -> Iterator[httpx.Client]:
     """An endpoint whose boots nobody asks for in earnest."""
-    with Site(output).serve(trusted_proxies=PROXY) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with Site(output).serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -138,7 +138,7 @@ def test_every_alias_is_of_an_output_that_a_fleet_may_choose() -> None:
 def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, asked: str) -> None:
     """The first fetch is recorded as the entry's own, and once it is too late for another, all turn together."""
     alias = {**ENTRIES, **LOOKED_UP}[asked]
-    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(alias).text
         [seen] = here.observed()
         kind = kind_of(seen.path)
@@ -152,7 +152,7 @@ def test_e2_what_was_given_by_an_alias_is_given_by_no_path_again(here: Site, ask
 
 @pytest.mark.parametrize("asked", ENTRIES)
 def test_e2_what_was_given_by_the_entry_is_given_by_no_alias(here: Site, asked: str) -> None:
-    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(ENTRY).text
         here.now += timedelta(seconds=61)
         assert "boots its local disk" in client.get(ENTRIES[asked]).text
@@ -166,13 +166,13 @@ def offer() -> str | None:
 @pytest.mark.parametrize("asked", [*ENTRIES, *LOOKED_UP])
 def test_e1_nothing_is_given_by_an_alias_that_cannot_be_recorded(here: Site, asked: str) -> None:
     with here.serve(records=False) as url:
-        answer = httpx_client.get(f"{url}{ {**ENTRIES, **LOOKED_UP}[asked] }", headers=LOADER)
+        answer = http_peers.get(f"{url}{ {**ENTRIES, **LOOKED_UP}[asked] }", headers=LOADER)
         assert "could not be recorded" in answer.text and "boots its local disk" in answer.text
 
 
 @pytest.mark.parametrize("asked", ENTRIES)
 def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) -> None:
-    with here.serve() as url, httpx_client.Client(base_url=url) as client:
+    with here.serve() as url, http_peers.Client(base_url=url) as client:
         assert "not given" in client.get(ENTRIES[asked], headers={"user-agent": "curl/8"}).text
         assert client.head(ENTRIES[asked], headers=LOADER).status_code == 200
         assert here.observed() == []
@@ -183,14 +183,14 @@ def test_e6_who_only_looks_by_an_alias_spends_nothing(here: Site, asked: str) ->
 def test_e5_no_proxy_can_revalidate_an_alias_of_an_entry(here: Site, asked: str) -> None:
     with here.serve() as url:
         for more in ({}, {"if-none-match": "*"}):
-            answer = httpx_client.get(f"{url}{ENTRIES[asked]}", headers={**LOADER, **more})
+            answer = http_peers.get(f"{url}{ENTRIES[asked]}", headers={**LOADER, **more})
             assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
             assert "etag" not in answer.headers
 
 
 def test_e25_another_machine_is_given_the_fallback_by_an_alias(here: Site) -> None:
     with here.serve() as url:
-        answer = httpx_client.get(f"{url}/ipxe?mac={MAC}&uuid={uuid_of('other')}", headers=LOADER)
+        answer = http_peers.get(f"{url}/ipxe?mac={MAC}&uuid={uuid_of('other')}", headers=LOADER)
         assert "boots its local disk" in answer.text
         assert here.observed() == []
 
@@ -199,10 +199,10 @@ def test_a_stop_of_all_boots_holds_for_aliases(here: Site) -> None:
     with here.serve() as url:
         say(here.root / "ops", Stoppage("ada", "a flood", everything=True), BEFORE)
         for path in ENTRIES.values():
-            stopped = partial(lambda path: "a flood" in httpx_client.get(f"{url}{path}", headers=LOADER).text, path)
+            stopped = partial(lambda path: "a flood" in http_peers.get(f"{url}{path}", headers=LOADER).text, path)
             assert eventually(stopped), path
-        assert httpx_client.get(f"{url}/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).status_code == 404
-        assert "boots flatcar-1" not in httpx_client.get(f"{url}{ENTRY}", headers=LOADER).text
+        assert http_peers.get(f"{url}/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).status_code == 404
+        assert "boots flatcar-1" not in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
 
 
 def test_pixiecore_is_told_to_have_the_machine_ask_for_its_entry(looking: httpx.Client) -> None:
@@ -269,7 +269,7 @@ def test_an_unknown_machine_or_malformed_key_is_the_one_404(looking: httpx.Clien
 def test_an_output_that_was_not_chosen_has_no_paths() -> None:
     with site() as made, made.serve() as url:
         for path in (*ENTRIES.values(), *LOOKED_UP.values(), "/2009-04-04/user-data", f"/metadata?mac={MAC}"):
-            answer = httpx_client.get(f"{url}{path}", headers=LOADER)
+            answer = http_peers.get(f"{url}{path}", headers=LOADER)
             assert answer.status_code == 404 or (path.startswith("/ipxe?") and "the boot entry of this" in answer.text)
 
 
@@ -277,7 +277,7 @@ def test_an_output_that_was_not_chosen_has_no_paths() -> None:
 @pytest.mark.parametrize("word", ["built", "failed"])
 def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> None:
     with here.serve() as url:
-        answer = httpx_client.request(
+        answer = http_peers.request(
             method,
             f"{url}/unattended/{word}?token={TOKEN}",
             content=LOG if method == "POST" else b"",
@@ -291,7 +291,7 @@ def test_foremans_callbacks_are_reports(here: Site, word: str, method: str) -> N
 
 
 def test_foremans_callback_ends_what_was_given(here: Site) -> None:
-    with here.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with here.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         assert "boots flatcar-1" in client.get(ENTRIES["smee"]).text
         client.get(f"/unattended/built?token={TOKEN}")
         assert "boots its local disk" in client.get(ENTRIES["smee"]).text
@@ -345,7 +345,7 @@ def test_data_by_what_anybody_knows_tells_no_token_of_an_installation(tmp_path: 
     for path in (f"/v1/boot/{MAC}/user-data/ignition", f"/ignition/{UUID}"):
         assert token.encode() not in keyed.boot_files[path].content
     with site(keyed) as here, here.serve() as url:
-        assert httpx_client.get(f"{url}/unattended/built?token={token}").status_code == 204
+        assert http_peers.get(f"{url}/unattended/built?token={token}").status_code == 204
         [seen] = here.observed()
         assert (seen.server, seen.is_report) == ("web01", True)
 
@@ -386,7 +386,7 @@ def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytes
 
 @pytest.fixture(scope="module")
 def client(mirror: Mirror) -> Iterator[httpx.Client]:
-    with httpx_client.Client(base_url=mirror.url, headers=LOADER) as found:
+    with http_peers.Client(base_url=mirror.url, headers=LOADER) as found:
         yield found
 
 

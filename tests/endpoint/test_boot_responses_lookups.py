@@ -12,7 +12,7 @@ from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.model.scalars import SystemUuid, swapped
 from tests.helpers.cases import for_each
-from tests.helpers.served_tree import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
+from tests.helpers.endpoints import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
 
 _FOLDER = TemporaryDirectory()
 

@@ -14,9 +14,9 @@ from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record
+from tests.helpers.endpoints import BEFORE, Fleet, Site, get, planned, site
 from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.git_servers import program
-from tests.helpers.served_tree import BEFORE, Fleet, Site, get, planned, site
+from tests.helpers.git_repositories import program
 
 KEYS: Final = TokenKeys(b"a key of this test")
 REPORT: Final = "#cloud-config\nphone_home: {url: '{{ urls.provisioned }}'}\n"

@@ -24,12 +24,12 @@ from gitboot.problems import Code
 from gitboot.render.paths import CHECK, CHECKER, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
 from tests.helpers.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.helpers.forked_commands import captured
-from tests.helpers.instance_process import Instance, Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.served_tree import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 PLAIN: Final = "token: kubeadm-hunter2-çé\n"
 OWN: Final = "-----BEGIN PRIVATE KEY-----\nhunter3\n-----END PRIVATE KEY-----\n"
@@ -257,7 +257,7 @@ def test_an_endpoint_gives_what_it_holds_and_writes_it_down(here: Site, sealed: 
             assert (found.status_code, found.content) == (200, text.encode())
             assert found.headers["cache-control"] == "no-store" and "etag" not in found.headers
             assert found.headers["content-type"] == "application/octet-stream"
-        assert httpx_client.head(url + path_of(urls["own"])).headers["content-length"] == str(len(OWN.encode()))
+        assert http_peers.head(url + path_of(urls["own"])).headers["content-length"] == str(len(OWN.encode()))
         again = get(url + path_of(urls["own"]).replace(MAC, MAC.replace("-", ":").upper()))
         assert again.content == OWN.encode()
     seen = here.observed()
@@ -316,7 +316,7 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
         for _ in range(9):  # five withheld boots of a machine are a condition
             found = get(f"{url}{path}{query}", headers=headers)
             assert (found.status_code, found.content) == (404, b"")
-        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0\n' in httpx_client.get(f"{url}/metrics").text
+        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0\n' in http_peers.get(f"{url}/metrics").text
         assert get(url + path).content == PLAIN.encode(), "the machine is given its secret"
         assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
 
@@ -327,7 +327,7 @@ def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: s
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
-            assert 'reason="NotOpened"} 1' in httpx_client.get(f"{url}/metrics").text
+            assert 'reason="NotOpened"} 1' in http_peers.get(f"{url}/metrics").text
         assert not here.observed(), word
 
 

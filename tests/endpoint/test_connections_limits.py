@@ -17,12 +17,12 @@ from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
 from gitboot.fetchlog.unknown_machines import UnknownAsked
 from tests.endpoint.test_recorder_inventories import FLEET
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import configured
-from tests.helpers.git_servers import program
-from tests.helpers.instance_process import eventually
-from tests.helpers.served_tree import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
+from tests.helpers.endpoints import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
+from tests.helpers.fleets import configured
+from tests.helpers.git_repositories import program
+from tests.helpers.running_instance import eventually
 
 MANY = 80
 POST = b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"
@@ -111,7 +111,7 @@ def test_finding_s4_clients_that_read_slowly_make_room_for_another(
         for each in held:
             each.sendall(b"GET /assets/image HTTP/1.1\r\nHost: x\r\n\r\n")
             assert each.recv(12) == b"HTTP/1.1 200"
-        other = stack.enter_context(httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
+        other = stack.enter_context(http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
         assert other.get(url + ENTRY).status_code == 200
         assert len(read_all(held[0])) < 16_000_000
 
@@ -134,6 +134,6 @@ def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
         eventually(lambda: len(readable(held)) == MANY - MOST_IDLE)
-        other = stack.enter_context(httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
+        other = stack.enter_context(http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
         assert other.get(url + ENTRY).status_code == 200
         assert len(readable(held)) == MANY - MOST_IDLE

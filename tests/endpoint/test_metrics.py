@@ -14,10 +14,20 @@ from gitboot import __version__
 from gitboot.endpoint.metrics import FAMILIES
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import BOUNDS_S, Laps, Stage
-from tests.helpers import httpx_client
-from tests.helpers.git_servers import program
-from tests.helpers.monitored_endpoint import COMMITTED, FULL, full
-from tests.helpers.served_tree import BEFORE, ENTRY, ONCE, START, get, planned, site
+from tests.helpers import http_peers
+from tests.helpers.endpoints import (
+    BEFORE,
+    COMMITTED,
+    ENTRY,
+    FULL_STATUS,
+    ONCE,
+    START,
+    get,
+    monitored_endpoint,
+    planned,
+    site,
+)
+from tests.helpers.git_repositories import program
 
 # As Prometheus asks.
 ACCEPT = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
@@ -47,7 +57,7 @@ def _samples(found: Iterable[Metric]) -> Samples:
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An endpoint that knows a value of each metric."""
-    with full(tmp_path_factory.mktemp("certificates")) as url:
+    with monitored_endpoint(tmp_path_factory.mktemp("certificates")) as url:
         get(url + ENTRY)
         yield url
 
@@ -56,7 +66,7 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
     with site(planned(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             get(url + path)
-        httpx_client.post(f"{url}/nothing")
+        http_peers.post(f"{url}/nothing")
         counted = samples(url)["gitboot_http_requests_total"]
     assert counted == {
         ("entry", "200"): 2,
@@ -167,7 +177,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 
 
 def test_what_an_instance_of_before_does_not_say_is_left_out() -> None:
-    said = FULL.facts()
+    said = FULL_STATUS.facts()
     for newer in ("stages", "belowMinimumVersion", "runs", "installing", "installations"):
         del said[newer]
     with site() as made:

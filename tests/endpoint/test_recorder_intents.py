@@ -22,14 +22,14 @@ from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
 from gitboot.resolve.provisioning_record import Record
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
-from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers import http_peers
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.endpoints import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
 from tests.helpers.fleets import fleet, image, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_process import Repository, eventually, running
+from tests.helpers.instance_in_process import Bench
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.served_tree import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
-from tests.helpers.site_lives.site import PassingLoop
+from tests.helpers.running_instance import Repository, eventually, running
+from tests.helpers.site_lives.processes import PassingLoop
 
 SERVED, DISK = "(Network)", "boots its local disk"
 FLEET = planned(*ONCE)
@@ -160,10 +160,10 @@ def test_a_request_that_is_refused_without_the_log_writes_no_intent(here: Site, 
         if ask == "stopped":
             (here.spool / ".endpoints").mkdir(exist_ok=True)
             (here.spool / ".endpoints" / "sole").write_text('{"site":"fra1"}')
-            eventually(lambda: "one-time boots of fra1 alone" in httpx_client.get(url + "/readyz").text)
+            eventually(lambda: "one-time boots of fra1 alone" in http_peers.get(url + "/readyz").text)
         match ask:
             case "HEAD":
-                httpx_client.head(url + ENTRY, headers={"user-agent": "iPXE/1.21.1"})
+                http_peers.head(url + ENTRY, headers={"user-agent": "iPXE/1.21.1"})
             case "another machine":
                 get(f"{url}{ENTRY}?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732")
             case "curl":
@@ -214,7 +214,7 @@ def test_finding_c6_curl_of_user_data_by_a_uuid_makes_no_server_provisioned(tmp_
     with running(repository.bare, tmp_path, "--check-assets", "off", records="fresh") as instance:
         eventually(lambda: instance.status()["records"] == {"Pending": 1})
         url = f"{instance.url}/ignition/{uuid_of('web01')}"
-        assert httpx_client.get(url, headers={"user-agent": "curl/8.5.0"}).status_code == 200
+        assert http_peers.get(url, headers={"user-agent": "curl/8.5.0"}).status_code == 200
         eventually(lambda: "SecretFetched" in [each["type"] for each in instance.events])  # the instance has read it
         assert instance.status()["records"] == {"Pending": 1}
     assert "Provisioned" not in [each["type"] for each in instance.events]

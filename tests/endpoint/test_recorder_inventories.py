@@ -14,10 +14,10 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
 from tests.fetchlog.test_unknown_machines_components import SENT
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all
+from tests.helpers.endpoints import site as new_site
 from tests.helpers.fleets import fleet
-from tests.helpers.served_tree import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all
-from tests.helpers.served_tree import site as new_site
 
 CHOSEN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, inventory]")
 FLEET = planned(CHOSEN, *ONCE[1:])
@@ -36,7 +36,7 @@ def left(site: Site) -> list[UnknownMachine]:
 
 def send(site: Site, *contents: object, **headers: str) -> list[httpx.Response]:
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, httpx_client.Client(base_url=url, headers=headers) as client:
+    with site.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
         answers = [
             client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
             for each in contents
@@ -69,7 +69,7 @@ def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(site: Site
     assert codes(send(site, own)) == [204]
     assert (left(site), site.observed()) == ([], [])
     with site.serve() as url:
-        assert "boots flatcar-1" in httpx_client.get(f"{url}{ENTRY}", headers=LOADER).text
+        assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
     assert [each.server for each in site.observed()] == ["web01"]
 
 
@@ -112,7 +112,7 @@ def test_one_address_may_send_so_many_a_minute(site: Site) -> None:
 
 def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(site: Site) -> None:
     with site.serve() as url:
-        assert httpx_client.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 503, "there is no spool for it"
+        assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 503, "there is no spool for it"
     monitored = fleet(
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
@@ -124,13 +124,13 @@ def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(site: Site) -> None:
 def test_it_is_only_sent_and_not_to_the_operators_address(site: Site) -> None:
     asked = UnknownAsked(site.spool)
     with site.serve(asked=asked) as url:
-        assert httpx_client.get(f"{url}{INVENTORY_PATH}").status_code == 404
-        assert httpx_client.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
+        assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
+        assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
     listening = listen_at("127.0.0.1:0")
     clients = Clients(operators_at=listening.getsockname(), asked=asked)
     endpoint = Endpoint(site.root, PublishedTree(site.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
     with EndpointServer(endpoint, listening):
         url = url_of("127.0.0.1:0", listening)
-        assert httpx_client.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
+        assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.leave()
     assert left(site) == []

@@ -27,12 +27,12 @@ from gitboot.ledger.postgresql import connected
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetches
 from gitboot.system_clock import Keeping, Uptime
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ENTRY, LOADER, LOOKUPS, ONCE, Fleet, Site, get, planned, site
 from tests.helpers.fleets import at, fleet
-from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.served_tree import ENTRY, LOADER, LOOKUPS, ONCE, Fleet, Site, get, planned, site
-from tests.helpers.site_lives.site import PassingLoop, ask_endpoint
+from tests.helpers.running_instance import eventually
+from tests.helpers.site_lives.processes import PassingLoop, ask_endpoint
 
 NOON = at("20T12:00")
 GIVEN, DISK = "(Network)", "boots its local disk"
@@ -136,7 +136,7 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
         text = get(other.url + ENTRY).text
         assert DISK in text
         assert "not given: its fetch could not be recorded" in text
-        ready = httpx_client.get(other.url + "/readyz")
+        ready = http_peers.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert "does not take it" in ready.text
 
@@ -175,7 +175,7 @@ def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> Non
 def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_is_answered_503(hosts: Hosts) -> None:
     hosts.tree.publish(REPORTED)
     with hosts.host("other") as other:
-        assert httpx_client.post(other.url + REPORT).status_code == 503
+        assert http_peers.post(other.url + REPORT).status_code == 503
         other.forwarder.send()
     assert hosts.arrived() == []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.helpers import httpx_client
-from tests.helpers.served_tree import LOADER, connect, exchange, get, read_all, site, undated
+from tests.helpers import http_peers
+from tests.helpers.endpoints import LOADER, connect, exchange, get, read_all, site, undated
 
 KERNEL = bytes(range(256)) * 1000
 
@@ -34,7 +34,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(assets: Path) -> Iterator[httpx.Client]:
-    with site() as made, made.serve(assets=assets) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site() as made, made.serve(assets=assets) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 

@@ -18,9 +18,9 @@ from gitboot.endpoint import connections as connection
 from gitboot.endpoint import server
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.errors import UsageError
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.served_tree import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site
+from tests.helpers.endpoints import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site
 
 
 class Slow:
@@ -94,7 +94,7 @@ def test_one_socket_takes_both_families() -> None:
 def test_a_request_under_way_is_answered_before_the_end() -> None:
     slow = Slow()
     running, url = started(slow)
-    with ThreadPoolExecutor() as pool, httpx_client.Client(base_url=url, headers=LOADER) as idle:
+    with ThreadPoolExecutor() as pool, http_peers.Client(base_url=url, headers=LOADER) as idle:
         slow.may_answer.set()
         idle.get("/")
         slow.asked.clear()

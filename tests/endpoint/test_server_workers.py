@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.endpoints import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 from tests.helpers.fleets import SEED, policy, server
 from tests.helpers.forked_commands import Heard
-from tests.helpers.instance_doubles import published_records
-from tests.helpers.instance_process import Repository, eventually, is_program, running
-from tests.helpers.served_tree import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
+from tests.helpers.instance_in_process import published_records
+from tests.helpers.running_instance import Repository, eventually, is_program, running
 
 
 def workers_of(parent: int) -> list[int]:

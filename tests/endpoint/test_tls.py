@@ -23,11 +23,11 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket
 from tests.endpoint.test_server_workers import workers_of
+from tests.helpers.endpoints import BEFORE, ENTRY, Site, connect, get, site
 from tests.helpers.fleets import SEED
 from tests.helpers.forked_commands import captured
-from tests.helpers.instance_process import Instance, Repository, eventually, running
-from tests.helpers.redfish_double.certificates import Authority, Issued
-from tests.helpers.served_tree import BEFORE, ENTRY, Site, connect, get, site
+from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 STATUS = "/api/v1/status"
 START = datetime(2026, 10, 1, tzinfo=UTC)

@@ -17,12 +17,11 @@ from gitboot.endpoint import webhooks
 from gitboot.endpoint.connections import Bodies
 from gitboot.endpoint.webhooks import Pushes, PushSecret
 from gitboot.errors import UsageError
-from tests.helpers import httpx_client
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, server
-from tests.helpers.git_servers import git_daemon
-from tests.helpers.instance_process import Instance, Repository, eventually, running
-from tests.helpers.notification_receivers import write_private
+from tests.helpers import http_peers
+from tests.helpers.fleets import SEED, configured, server
+from tests.helpers.git_repositories import git_daemon
+from tests.helpers.http_peers import write_private
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 SECRET = b"correct-horse-staple"
 BODY = b'{"ref": "refs/heads/main"}'
@@ -89,7 +88,7 @@ class Site(NamedTuple):
 
     def push(self, **headers: str) -> int:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx_client.post(f"{self.operators}/hooks/push", content=BODY, headers=names).status_code
+        return http_peers.post(f"{self.operators}/hooks/push", content=BODY, headers=names).status_code
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +145,13 @@ def test_who_has_not_the_secret_moves_nothing(site: Site, tmp_path: Path, header
 
 def test_it_is_heard_where_operators_ask_and_by_post_alone(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
-    assert httpx_client.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 405
-    assert httpx_client.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
+    assert http_peers.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 405
+    assert http_peers.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
 
 
 def test_a_body_without_end_is_not_read(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
-    large = httpx_client.post(f"{site.operators}/hooks/push", content=b"x" * (5 << 20) + b"x", headers=right)
+    large = http_peers.post(f"{site.operators}/hooks/push", content=b"x" * (5 << 20) + b"x", headers=right)
     assert large.status_code == 413
 
 

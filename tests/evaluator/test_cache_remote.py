@@ -14,7 +14,7 @@ import pytest
 from gitboot.child_processes import encode, framed, read_frame
 from gitboot.evaluator.cache import MAX_KEY_BYTES, RemoteCache, serve_cache
 from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
-from tests.helpers.result_cache import StoredResults
+from tests.helpers.evaluations import StoredResults
 
 PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED
 RIGHT = NewResults(PARSED, {b"one": b"value"})

@@ -31,12 +31,11 @@ from gitboot.git.remote import Remote
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code
 from gitboot.status.conditions import Condition
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.helpers.evaluations import StoredResults
+from tests.helpers.fleets import SEED, configured, mac_of, policy, server, uuid_of
 from tests.helpers.forked_commands import Command, captured, nursery
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository, alive, evaluators, eventually, running
-from tests.helpers.result_cache import StoredResults
+from tests.helpers.running_instance import Repository, alive, evaluators, eventually, running
 
 MANY = 3000  # servers: more memory than what is given here
 FEW = 300  # but an evaluator is at it a while
@@ -369,7 +368,7 @@ def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
 
 
 def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
-    with started(Child("tests.helpers.silent_program")) as child:
+    with started(Child("tests.helpers.evaluations", "read nothing")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             child.send(protocol.Known({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
@@ -404,7 +403,7 @@ def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
 def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
     source: Source, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.unfinished_evaluator"))
+    monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.evaluations", "begin"))
     with pytest.raises(NotEvaluated, match="killed twice"):
         evaluate(evaluation, newest(source))
 

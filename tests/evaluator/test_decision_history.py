@@ -12,7 +12,7 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import History, open_history
 from tests.helpers.fleets import SEED, policy, server, uuid_of
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
 WEB01 = "01.yaml"

@@ -23,8 +23,8 @@ from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import FleetView
 from gitboot.resolve.fleet_decisions import decide_server
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, tree_of
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets
 from tests.helpers.fleets import document, fleet, image, maintenance, policy, profile, repository, server
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
 
 
 def loaded(history: History, tree: dict[str, str]) -> FleetRepository | None:

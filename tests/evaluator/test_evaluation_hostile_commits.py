@@ -16,10 +16,9 @@ from pathlib import Path
 
 import httpx
 
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, image, mac_of, profile, server
-from tests.helpers.instance_process import Instance, Repository, evaluators, eventually, git, peak_mib, running
-from tests.helpers.served_tree import LOADER
+from tests.helpers.endpoints import LOADER
+from tests.helpers.fleets import SEED, configured, image, mac_of, profile, server
+from tests.helpers.running_instance import Instance, Repository, evaluators, eventually, git, peak_mib, running
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: CloudInit, template: user-data.j2}"

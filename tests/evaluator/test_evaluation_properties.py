@@ -33,10 +33,10 @@ from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare
-from tests.helpers.fleet_strategies import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.helpers.cases import examples
+from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, server
-from tests.helpers.result_cache import StoredResults
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 
 LAWS = settings(
     max_examples=examples(60),

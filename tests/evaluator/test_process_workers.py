@@ -25,7 +25,7 @@ from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Forks
 from gitboot.evaluator.process import report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from tests.helpers.result_cache import StoredResults
+from tests.helpers.evaluations import StoredResults
 
 ROOT: Final = Path(__file__).parents[2]
 SERVERS: Final = 40

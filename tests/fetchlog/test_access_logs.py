@@ -14,7 +14,7 @@ from gitboot.fetchlog.access_logs import Ignored, Told, read
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from tests.helpers.cases import for_each
-from tests.helpers.served_tree import ENTRY, IPXE, MAC, UUID
+from tests.helpers.endpoints import ENTRY, IPXE, MAC, UUID
 
 MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
 NGINX: Mapping[str, Any] = {

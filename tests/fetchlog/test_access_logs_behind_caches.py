@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gitboot.fetchlog.spool import take
-from tests.helpers import httpx_client
-from tests.helpers.file_servers import CACHES, TURN_HEAD_INTO_GET, Mirror, caddy, nginx
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned
 from tests.helpers.fleets import SEED, fleet, mac_of, policy, server
 from tests.helpers.forked_commands import captured
-from tests.helpers.served_tree import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned
+from tests.helpers.mirrors import CACHES, TURN_HEAD_INTO_GET, Mirror, caddy, nginx
 
 # Each client counts that reaches the endpoint, so that only what a check says of itself tells it from a machine.
 ONCE = (
@@ -55,7 +55,7 @@ def verified(*arguments: object) -> dict[str, Any]:
 
 
 def head(url: str, agent: str) -> None:
-    httpx_client.head(url, headers={"user-agent": agent})
+    http_peers.head(url, headers={"user-agent": agent})
 
 
 # An endpoint
@@ -69,7 +69,7 @@ def test_finding_m3_a_check_through_a_cache_uses_up_no_boot_of_an_endpoint(
         found = verified("--tree", site.root, url, *more)
         assert (INSTALL_ENTRY[1:] in found["unchecked"]) == (more == ())
         assert [each for each in site.observed() if each.is_evidence] == []
-        assert INSTALL in httpx_client.get(f"{url}{INSTALL_ENTRY}", headers=LOADER).text, (
+        assert INSTALL in http_peers.get(f"{url}{INSTALL_ENTRY}", headers=LOADER).text, (
             "the machine is given its installation"
         )
         assert [each.path for each in site.observed() if each.is_evidence] == [f"boot{INSTALL_ENTRY}"]
@@ -89,7 +89,7 @@ def mirror(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterat
 
 def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     """Return the paths of the log's evidence, and the number of other lines by reason or as `unclear`."""
-    httpx_client.get(f"{mirror.url}/last")
+    http_peers.get(f"{mirror.url}/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
     summary = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     observations = take(spool, {}).observations
@@ -109,7 +109,7 @@ def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirro
         observed, ignored = read_log(mirror, tmp_path / "spool")
         assert observed == []
         assert ignored.get("a check by gitboot", 0) > 0
-        httpx_client.get(f"{url}{ENTRY}", headers=LOADER)
+        http_peers.get(f"{url}{ENTRY}", headers=LOADER)
         assert read_log(mirror, tmp_path / "spool")[0] == [f"boot{ENTRY}"]
 
 
@@ -129,6 +129,6 @@ def test_finding_m3_a_monitor_that_a_cache_sends_a_get_for_is_no_evidence(
 
 @pytest.mark.parametrize("agent", [*MONITORS.values(), IPXE], ids=[*MONITORS, "a loader"])
 def test_finding_m3_a_bare_get_of_a_boot_script_is_no_evidence(mirror: Mirror, tmp_path: Path, agent: str) -> None:
-    httpx_client.get(f"{mirror.url}{ENTRY}", headers={"user-agent": agent})
+    http_peers.get(f"{mirror.url}{ENTRY}", headers={"user-agent": agent})
     observed, _ = read_log(mirror, tmp_path / "spool")
     assert observed == ([f"boot{ENTRY}"] if agent == IPXE else [])

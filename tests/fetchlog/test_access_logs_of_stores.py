@@ -14,7 +14,7 @@ from gitboot.fetchlog.access_logs import Ignored, Told, read
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from tests.helpers.cases import for_each
-from tests.helpers.served_tree import ENTRY, MAC, UUID
+from tests.helpers.endpoints import ENTRY, MAC, UUID
 
 TOKEN = "a" * 64
 REPORT = f"v1/boot/{MAC}/provisioned/{TOKEN}"

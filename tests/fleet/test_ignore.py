@@ -13,8 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.fleet.ignore import Ignore, lines, parse_pattern, read_ignore
-from tests.helpers.cases import AT_MOST, for_each, growth
-from tests.helpers.search_effort import examples
+from tests.helpers.cases import AT_MOST, examples, for_each, growth
 
 
 def leaves_out(patterns: str, path: str) -> bool:

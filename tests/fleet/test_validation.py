@@ -18,10 +18,9 @@ from gitboot.fleet.validation import load, references
 from gitboot.model.fields import written as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
-from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
-from tests.helpers.document_strategies import AWKWARD, LAYOUTS, Document, documents, fields, written
+from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import AWKWARD, LAYOUTS, Document, documents, fields, written
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 

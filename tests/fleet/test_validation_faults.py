@@ -26,8 +26,7 @@ from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
 from gitboot.problems import Code, Problem
 from gitboot.resolve.fleet_decisions import decide_loaded
-from tests.helpers.cases import for_each
-from tests.helpers.search_effort import examples
+from tests.helpers.cases import examples, for_each
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "faults"
 FLEET: Final = {

@@ -20,7 +20,7 @@ from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
 from gitboot.model.scalars import Path
 from gitboot.problems import Code
 from tests.helpers.cases import for_each
-from tests.helpers.document_strategies import AWKWARD
+from tests.helpers.hypothesis_strategies import AWKWARD
 
 MIB = 1024 * 1024
 

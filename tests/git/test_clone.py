@@ -25,8 +25,8 @@ from gitboot.git import snapshots as tree
 from gitboot.git.clone import Reader, Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import opened
-from tests.helpers.instance_process import eventually
-from tests.helpers.repositories import ENVIRONMENT, Work
+from tests.helpers.git_repositories import ENVIRONMENT, Work
+from tests.helpers.running_instance import eventually
 
 NOWHERE = Revision("1" * 40)
 

@@ -23,13 +23,11 @@ from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess, InThisProcess, Order, order
 from gitboot.git.remote import Password, Remote, SshKey
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, server
+from tests.helpers.fleets import SEED, configured, server
 from tests.helpers.forked_commands import nursery
-from tests.helpers.git_servers import HttpsServer, Relay, git_daemon
-from tests.helpers.instance_process import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
+from tests.helpers.git_repositories import HttpsServer, Relay, Work, git_daemon, push_differences
 from tests.helpers.instance_with_bmcs import until_condition
-from tests.helpers.repositories import Work, push_differences
+from tests.helpers.running_instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 

@@ -19,12 +19,10 @@ from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess, InThisProcess
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import Step, Steps, Transfer
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, at
-from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
-from tests.helpers.instance_process import Repository, alive, eventually, fetchers, git, running
+from tests.helpers.fleets import SEED, at, configured
+from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, Work, git_daemon
 from tests.helpers.instance_with_bmcs import condition, typed, until_condition
-from tests.helpers.repositories import Work
+from tests.helpers.running_instance import Repository, alive, eventually, fetchers, git, running
 
 TIMEOUT_S = 2  # of the remotes that drip
 SLOW = r"(not complete after 2 s|less than 2048 bytes in 2 s) \(git-timeout|SSH session: Timed out"

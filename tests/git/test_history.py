@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import CommitSummary, open_history
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 
 @pytest.fixture

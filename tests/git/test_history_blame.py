@@ -9,7 +9,7 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.git.history import Blame, open_blame
 from gitboot.jsonio import facts
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 THREE = "one\ntwo\nthree\n"
 

@@ -20,9 +20,8 @@ from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey, wanted
 from tests.git.test_remote_known_hosts import hashed
 from tests.helpers.cases import for_each
-from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
-from tests.helpers.instance_process import eventually
-from tests.helpers.repositories import ENVIRONMENT, Work
+from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, Work, git_daemon, silent_server
+from tests.helpers.running_instance import eventually
 
 PASSWORD = Password(password=HttpsServer.PASSWORD)
 A_KEY = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"))

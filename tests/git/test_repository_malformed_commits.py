@@ -19,12 +19,11 @@ from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Person, parse_person
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
+from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import image
-from tests.helpers.git_servers import git_daemon
-from tests.helpers.instance_process import eventually, running
+from tests.helpers.git_repositories import MALFORMED, Work, commit_by_git, commit_malformed, git_daemon
 from tests.helpers.instance_with_bmcs import Done, typed
-from tests.helpers.repositories import MALFORMED, Work, commit_by_git, commit_malformed
-from tests.helpers.reviewed_changes import FLEET
+from tests.helpers.running_instance import eventually, running
 
 
 @pytest.fixture

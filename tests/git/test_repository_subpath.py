@@ -18,12 +18,11 @@ from gitboot.git.remote import Remote
 from gitboot.git.repository import parse_subpath
 from gitboot.git.snapshots import open_snapshot
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import SEED, server
+from tests.helpers.fleets import SEED, configured, server
 from tests.helpers.forked_commands import captured
-from tests.helpers.instance_process import Instance, eventually, git, running
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import Work
+from tests.helpers.running_instance import Instance, eventually, git, running
 
 SITES = ("infra/east", "infra/west")
 

@@ -17,8 +17,17 @@ from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
 from gitboot.problems import Code
-from tests.helpers.repositories import ENVIRONMENT, Work
-from tests.helpers.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
+from tests.helpers.git_repositories import (
+    ENVIRONMENT,
+    Person,
+    Work,
+    allowed,
+    by_gpg,
+    gpg_people,
+    rewritten,
+    ssh_person,
+    stored,
+)
 
 RIGHT = "right"
 

@@ -26,7 +26,7 @@ from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
 from gitboot.problems import Code
 from tests.helpers.fleets import SEED, profile
 from tests.helpers.forked_commands import captured
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 
 @pytest.fixture

@@ -1,19 +1,38 @@
-"""A web server of artifacts that can be made to do all that such servers do wrong."""
+"""Servers of artifacts: web servers and OCI registries, faulty ones too, and a sigstore that signs artifacts."""
 
 from __future__ import annotations
 
+import base64
+import json
 import ssl
+import struct
+import subprocess
 import threading
+import time
+import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
+from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
+
+# A web server of artifacts that can be made to do all that such servers do wrong.
 
 
 def digest_of(content: bytes) -> Digest:
@@ -117,3 +136,395 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+# OCI registries on this machine: Debian's docker-registry, anonymous, with passwords and with tokens, and faulty ones.
+#
+# What lies in them is pushed by the API, as the OCI distribution specification has it.
+
+USER, PASSWORD = "boot", "correct horse"
+BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+_BCRYPT = "$2a$04$abcdefghijklmnopqrstuujydOTSfIH/d5oUHpsygqV5X9xJLQc6e"  # of PASSWORD, by crypt(3)
+
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+IRONCORE = "application/vnd.ironcore.image."
+GARDENLINUX = "application/io.gardenlinux."
+
+
+def digest(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry that answers: what it is called in references, and by which URL it is asked."""
+
+    host: str
+    scheme: str = "http"
+
+    @property
+    def allowed(self) -> str:
+        """As --registries names it."""
+        return f"{self.scheme}://{self.host}"
+
+    def push_blob(self, name: str, content: bytes) -> str:
+        url = f"{self.allowed}/v2/{name}/blobs/uploads/"
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST")) as begun:
+            at = begun.headers["Location"]
+        at += f"{'&' if '?' in at else '?'}digest=sha256:{digest(content)}"
+        self._put(at, content, "application/octet-stream")
+        return digest(content)
+
+    def push_image(
+        self, name: str, tag: str, layers: Sequence[tuple[str, bytes]], annotations: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """An image with these layers, each a media type and its content; return what an index says of it."""
+        config = self.push_blob(name, b"{}")
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST,
+            "config": {"mediaType": f"{IRONCORE}config.v1+json", "digest": f"sha256:{config}", "size": 2},
+            "layers": [
+                {"mediaType": kind, "digest": f"sha256:{self.push_blob(name, content)}", "size": len(content)}
+                for kind, content in layers
+            ],
+            **({"annotations": dict(annotations)} if annotations else {}),
+        }
+        return self.push_manifest(name, tag, manifest)
+
+    def push_index(self, name: str, tag: str, manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self.push_manifest(name, tag, {"schemaVersion": 2, "mediaType": INDEX, "manifests": list(manifests)})
+
+    def push_manifest(self, name: str, tag: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        content = json.dumps(manifest).encode()
+        kind = manifest["mediaType"]
+        self._put(f"{self.allowed}/v2/{name}/manifests/{tag}", content, kind)
+        return {"mediaType": kind, "digest": f"sha256:{digest(content)}", "size": len(content)}
+
+    def _put(self, url: str, content: bytes, kind: str) -> None:
+        request = urllib.request.Request(url, content, {"Content-Type": kind}, method="PUT")
+        with urllib.request.urlopen(request) as answer:
+            assert answer.status == 201
+
+
+@contextmanager
+def registry(
+    folder: Path, *, storage: Path, more: Mapping[str, Any] | None = None, tls: Certificate | None = None
+) -> Iterator[Registry]:
+    """docker-registry over what lies in ``storage``, which several may have; ``folder`` is its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    http: dict[str, Any] = {"addr": f"127.0.0.1:{port}", "secret": "x"}
+    if tls is not None:
+        http["tls"] = {"certificate": str(tls.certificate), "key": str(tls.key)}
+    settings = {
+        "version": 0.1,
+        "log": {"level": "error", "accesslog": {"disabled": True}},
+        "storage": {"filesystem": {"rootdirectory": str(storage)}},
+        "http": http,
+        **(more or {}),
+    }
+    (folder / "config.yml").write_text(json.dumps(settings))
+    command = [program("docker-registry", "docker-registry"), "serve", str(folder / "config.yml")]
+    with listening(command, port, ENVIRONMENT):
+        yield Registry(f"127.0.0.1:{port}", "http" if tls is None else "https")
+
+
+def with_password(folder: Path) -> dict[str, Any]:
+    """Settings of a registry that asks for a name and a password."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
+    return {"auth": {"htpasswd": {"realm": "boot", "path": str(folder / "htpasswd")}}}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate for 127.0.0.1, with its key."""
+
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def made(cls, folder: Path) -> Certificate:
+        folder.mkdir(parents=True, exist_ok=True)
+        certificate, key = folder / "certificate.pem", folder / "key.pem"
+        command = [program("openssl", "openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt"]
+        command += ["ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=registry"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+        subprocess.run(command, check=True, capture_output=True)
+        return cls(certificate, key)
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+
+@dataclass
+class Scripted:
+    """A web server that answers what it was told to: (status, headers, body), by path, and keeps what it was asked."""
+
+    answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    url: str = ""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).netloc
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append((target, dict(headers)))
+        return self.answers.get(urlsplit(target).path, (404, {}, b""))
+
+
+@dataclass
+class TokenServer(Scripted):
+    """Who gives tokens that docker-registry takes, to the anonymous for what is below ``open/`` alone."""
+
+    certificate: Certificate | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Of a registry that wants its tokens."""
+        assert self.certificate is not None
+        token = {"realm": f"{self.url}/token", "service": "registry", "issuer": "issuer"}
+        return {"auth": {"token": {**token, "rootcertbundle": str(self.certificate.certificate)}}}
+
+    def answer(self, target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append((target, dict(headers)))
+        query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
+        kind, name, actions = query["scope"].split(":")
+        if headers.get("Authorization") not in (None, BASIC):
+            return 401, {}, b"{}"
+        may = name.startswith("open/") or headers.get("Authorization") == BASIC
+        access = [{"type": kind, "name": name, "actions": actions.split(",")}] if may else []
+        return 200, {}, json.dumps({"token": self._token(query["service"], access)}).encode()
+
+    def _token(self, service: str, access: list[dict[str, Any]]) -> str:
+        assert self.certificate is not None
+        lines = self.certificate.certificate.read_text().splitlines()
+        header = {"typ": "JWT", "alg": "ES256", "x5c": ["".join(lines[1:-1])]}
+        at = int(time.time())
+        payload: dict[str, Any] = {"iss": "issuer", "sub": "", "aud": service, "jti": "1", "access": access}
+        payload |= {"exp": at + 600, "nbf": at - 600, "iat": at}
+        signed = b".".join(_base64(json.dumps(each).encode()) for each in (header, payload))
+        command = ["openssl", "dgst", "-sha256", "-sign", str(self.certificate.key)]
+        der = subprocess.run(command, input=signed, check=True, capture_output=True).stdout
+        return (signed + b"." + _base64(_raw(der))).decode()
+
+
+def _base64(content: bytes) -> bytes:
+    return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+
+def _raw(der: bytes) -> bytes:
+    """An ECDSA signature's two numbers, as JOSE has them: RFC 7518, 3.4."""
+    length = der[3]
+    numbers = der[4 : 4 + length], der[6 + length :]
+    return b"".join(number.lstrip(b"\0").rjust(32, b"\0") for number in numbers)
+
+
+@contextmanager
+def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
+    """Let it answer on a port of its own; its ``url`` is known inside."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.0"
+
+        def do_GET(self) -> None:
+            status, headers, body = server.answer(self.path, self.headers)  # type: ignore[arg-type]
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - http.server looks for it
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        http.socket = tls.context.wrap_socket(http.socket, server_side=True)
+    server.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+# A sigstore of one's own: an authority that certifies who signs, its log of certificates, and its log of signatures.
+#
+# Each bundle has what Fulcio and Rekor put into one, signed by keys of this authority; its trusted root names those
+# keys. After sigstore's "Bundle format" and "Client spec", RFC 6962 and C2SP's signed notes.
+
+WHEN = datetime(2026, 11, 20, tzinfo=UTC)
+ISSUER = "https://accounts.test"
+_OIDC_ISSUER = ObjectIdentifier("1.3.6.1.4.1.57264.1.1")
+_SCTS = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
+_SHA256 = ec.ECDSA(hashes.SHA256())
+
+
+def _key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _spki(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _id(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return sha256(_spki(key)).digest()
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _usage(**used: bool) -> x509.KeyUsage:
+    every = [
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+        *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    ]
+    return x509.KeyUsage(**{name: used.get(name, False) for name in every})
+
+
+@dataclass
+class Sigstore:
+    """Who certifies and logs."""
+
+    authority: ec.EllipticCurvePrivateKey = field(default_factory=_key)
+    certificates: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of the log of certificates
+    log: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of signatures
+
+    def __post_init__(self) -> None:
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sigstore")])
+        self.root = (
+            self._builder(name, name, self.authority.public_key(), timedelta(days=3650))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(key_cert_sign=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.authority.public_key()), critical=False)
+            .sign(self.authority, hashes.SHA256())
+        )
+
+    @property
+    def trusted_root(self) -> bytes:
+        """As `trusted_root.json` has it."""
+
+        def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
+            public = {"rawBytes": _text(_spki(key)), "keyDetails": "PKIX_ECDSA_P256_SHA_256", "validFor": since}
+            return {
+                "baseUrl": "https://log.test",
+                "hashAlgorithm": "SHA2_256",
+                "publicKey": public,
+                "logId": {"keyId": _text(_id(key))},
+            }
+
+        since = {"start": "2020-01-01T00:00:00Z"}
+        chain = {"certificates": [{"rawBytes": _text(self.root.public_bytes(Encoding.DER))}]}
+        authority = {"subject": {"organization": "", "commonName": "sigstore"}, "uri": "https://ca.test"}
+        return _canonical(
+            {
+                "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
+                "tlogs": [log(self.log)],
+                "ctlogs": [log(self.certificates)],
+                "certificateAuthorities": [{**authority, "certChain": chain, "validFor": since}],
+                "timestampAuthorities": [],
+            }
+        )
+
+    def bundle(self, content: bytes, identity: str, issuer: str = ISSUER) -> bytes:
+        """What somebody has signed whom this authority knows by that mail address."""
+        key = _key()
+        certificate = self._certified(key, identity, issuer)
+        digest = sha256(content).digest()
+        signature = key.sign(digest, ec.ECDSA(Prehashed(hashes.SHA256())))
+        entry = self._entry(certificate, digest, signature)
+        return _canonical(
+            {
+                "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+                "verificationMaterial": {
+                    "certificate": {"rawBytes": _text(certificate.public_bytes(Encoding.DER))},
+                    "tlogEntries": [entry],
+                },
+                "messageSignature": {
+                    "messageDigest": {"algorithm": "SHA2_256", "digest": _text(digest)},
+                    "signature": _text(signature),
+                },
+            }
+        )
+
+    def _builder(
+        self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lasts: timedelta
+    ) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(7)
+        return builder.not_valid_before(WHEN - timedelta(minutes=5)).not_valid_after(WHEN + lasts)
+
+    def _certified(self, key: ec.EllipticCurvePrivateKey, identity: str, issuer: str) -> x509.Certificate:
+        oidc = x509.UnrecognizedExtension(_OIDC_ISSUER, issuer.encode())
+        builder = (
+            self._builder(x509.Name([]), self.root.subject, key.public_key(), timedelta(minutes=5))
+            .add_extension(x509.SubjectAlternativeName([x509.RFC822Name(identity)]), critical=True)
+            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.authority.public_key()), critical=False
+            )
+            .add_extension(oidc, critical=False)
+        )
+        before = builder.sign(self.authority, hashes.SHA256())
+        logged = x509.UnrecognizedExtension(_SCTS, self._logged(before.tbs_certificate_bytes))
+        return builder.add_extension(logged, critical=False).sign(self.authority, hashes.SHA256())
+
+    def _logged(self, certificate: bytes) -> bytes:
+        """The word of the log of certificates for one that has none yet: RFC 6962, 3.2 and 3.3."""
+        at = int(WHEN.timestamp() * 1000)
+        entry = _id(self.authority) + len(certificate).to_bytes(3, "big") + certificate
+        signature = self.certificates.sign(struct.pack("!BBQH", 0, 0, at, 1) + entry + b"\0\0", _SHA256)
+        promise = struct.pack("!B32sQH", 0, _id(self.certificates), at, 0) + b"\4\3"
+        promise += struct.pack("!H", len(signature)) + signature
+        listed = struct.pack("!HH", len(promise) + 2, len(promise)) + promise
+        return bytes((0x04, 0x81, len(listed)) if len(listed) > 127 else (0x04, len(listed))) + listed
+
+    def _entry(self, certificate: x509.Certificate, digest: bytes, signature: bytes) -> dict[str, Any]:
+        """The log's only entry: a tree of one leaf."""
+        public = _text(certificate.public_bytes(Encoding.PEM))
+        body = _canonical(
+            {
+                "apiVersion": "0.0.1",
+                "kind": "hashedrekord",
+                "spec": {
+                    "data": {"hash": {"algorithm": "sha256", "value": digest.hex()}},
+                    "signature": {"content": _text(signature), "publicKey": {"content": public}},
+                },
+            }
+        )
+        at, root = int(WHEN.timestamp()), sha256(b"\0" + body).digest()
+        promise = {"body": _text(body), "integratedTime": at, "logID": _id(self.log).hex(), "logIndex": 0}
+        note = f"log.test - 1\n1\n{_text(root)}\n"
+        by = _text(_id(self.log)[:4] + self.log.sign(note.encode(), _SHA256))
+        return {
+            "logIndex": "0",
+            "logId": {"keyId": _text(_id(self.log))},
+            "kindVersion": {"kind": "hashedrekord", "version": "0.0.1"},
+            "integratedTime": str(at),
+            "inclusionPromise": {"signedEntryTimestamp": _text(self.log.sign(_canonical(promise), _SHA256))},
+            "inclusionProof": {
+                "logIndex": "0",
+                "rootHash": _text(root),
+                "treeSize": "1",
+                "hashes": [],
+                "checkpoint": {"envelope": f"{note}\n\N{EM DASH} log.test {by}\n"},
+            },
+            "canonicalizedBody": _text(body),
+        }

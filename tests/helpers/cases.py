@@ -1,7 +1,4 @@
-"""Cases of one test that run as one test, and a measure of whether work grows no faster than its input.
-
-A test that needs anything set up for each case is parametrized: pytest and its workers spend more on each test than a
-case takes."""
+"""Cases of a test: many in one test, how many of them `--lives` takes, and whether work grows with its input."""
 
 from __future__ import annotations
 
@@ -9,7 +6,12 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from time import process_time
-from typing import Any
+from typing import Any, TypeVar
+
+# Cases of one test that run as one test, and a measure of whether work grows no faster than its input.
+#
+# A test that needs anything set up for each case is parametrized: pytest and its workers spend more on each test than
+# a case takes.
 
 Test = Callable[..., None]
 
@@ -81,3 +83,38 @@ def _took(work: Callable[[int], object], size: int) -> float:
     began = process_time()
     work(size)
     return process_time() - began
+
+
+# How long tests search for what chance alone finds: `--lives` says it, and each takes its part of that.
+
+USUAL = 6  # lives of a machine at each BMC
+
+lives = USUAL  # as the command line has it, before any test is imported
+
+Case = TypeVar("Case")
+
+
+def every(usual: int) -> int:
+    """Of how many steps one is taken where each so many-th is usual: fewer where somebody waits."""
+    return max(usual * USUAL // lives, usual)
+
+
+def each_of(cases: Sequence[Case], *, one_in: int) -> Sequence[Case]:
+    """All cases that differ in when something happens alone; where somebody waits, one in so many."""
+    return cases if lives >= USUAL else cases[::one_in]
+
+
+def examples(usual: int) -> int:
+    """How many examples Hypothesis takes where so many are usual."""
+    return max(usual * lives // USUAL, 2)
+
+
+# Values that a test takes for granted.
+
+T = TypeVar("T")
+
+
+def present(value: T | None) -> T:
+    """Return a value; the test fails if it is None."""
+    assert value is not None
+    return value

@@ -1,19 +1,22 @@
-"""The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree."""
+"""The pages of the documentation: their blocks of code, and the scripts that tests run from them."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import signal
 import subprocess
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.helpers.git_servers import program
-from tests.helpers.repositories import ENVIRONMENT
+from tests.helpers.git_repositories import ENVIRONMENT, program
+
+# The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree.
 
 ROOT: Final = Path(__file__).parents[2]
 MADE: Final = (
@@ -190,3 +193,46 @@ class CopyScript:
         (self._commands / "calls").unlink(missing_ok=True)
         environment = {**os.environ, "PATH": f"{self._commands}:{os.environ['PATH']}"}
         return subprocess.Popen([self._script, source], env=environment, stderr=subprocess.DEVNULL)
+
+
+# docs/first-server.md as a script: its blocks in their order, below a folder instead of below /.
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "first-server.md"
+DONE: Final = "echo the page is done"
+
+_SECTION: Final = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FOLDERS: Final = re.compile(r"/(?:srv|var/lib)/")
+_INSTALLER: Final = re.compile(r"(?<=^INSTALLER=).*", re.MULTILINE)
+
+
+def script(folder: Path, installer: Path, *, without: Container[str] = ()) -> str:
+    """All blocks but those of some sections, with what lies below / in ``folder``, and another installer."""
+    sections = _SECTION.findall(PAGE.read_text())
+    text = "".join(block for title, section in sections if title not in without for block in _BLOCK.findall(section))
+    text = _INSTALLER.sub(f"file://{installer}", text)
+    return f"set -eu\n{_FOLDERS.sub(lambda found: f'{folder}{found[0]}', text)}\n{DONE}\nwait\n"
+
+
+@contextmanager
+def followed(folder: Path, text: str, gitboot: str) -> Iterator[None]:
+    """Run it to its last word, with a program as `gitboot`; what it started goes on until the end."""
+    from tests.helpers.running_instance import eventually
+
+    commands, log = folder / "bin", folder / "page.log"
+    commands.mkdir()
+    (commands / "gitboot").write_text(gitboot)
+    (commands / "gitboot").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}:/usr/sbin"}
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [program("bash", "bash"), "-c", text], env=environment, stdout=output, stderr=output, start_new_session=True
+        ) as shell,
+    ):
+        try:
+            eventually(lambda: shell.poll() is not None or "the page is done" in log.read_text(), within_s=300)
+            assert shell.poll() is None, log.read_text()
+            yield
+        finally:
+            os.killpg(shell.pid, signal.SIGTERM)

@@ -1,10 +1,15 @@
-"""Fleets for tests: short YAML in, a loaded repository out."""
+"""Fleets for tests: short YAML in, a loaded repository out; configuration files and BMC credentials."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkstemp
+from typing import Final
 
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
@@ -14,6 +19,8 @@ from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
+
+# Fleets for tests: short YAML in, a loaded repository out.
 
 SHA = "a" * 64
 
@@ -143,3 +150,37 @@ SEED = (
     profile("repair", "memtest-7"),
     policy("web", "{matchLabels: {role: web}}"),
 )
+
+
+# Configuration files and credentials for BMCs of the instances that tests start.
+
+
+def configured(**settings: object) -> tuple[str, str]:
+    """Write settings to a new configuration file; return the arguments that name the file."""
+    file, path = mkstemp(suffix=".toml", dir=_folder().name)
+    with open(file, "w") as writing:
+        writing.writelines(f"{name.replace('_', '-')} = {json.dumps(value)}\n" for name, value in settings.items())
+    return "--config", str(Path(path))
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="gitboot-configured-")  # removed when the tests end
+
+
+HERE: Final = """\
+networks = ["127.0.0.0/8", "::1"]
+http = true
+unverified = true
+repository-authorities = true
+"""
+
+
+def give_credentials(
+    directory: Path, name: str = "rack", *, user: str = "root", password: str, trust: str = HERE
+) -> None:
+    """Leave user and password under ``name``, and what all credentials there may be used for."""
+    (directory / name).mkdir(parents=True, exist_ok=True)
+    (directory / name / "username").write_text(f"{user}\n")
+    (directory / name / "password").write_text(f"{password}\n")
+    (directory / "access.toml").write_text(trust)

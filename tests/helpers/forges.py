@@ -1,18 +1,33 @@
-"""Forges over real HTTP: the part of GitHub's, GitLab's and Gitea's API that commit statuses go through.
-
-As they are documented: GitHub's "REST API endpoints for commit statuses", GitLab's "Commits API", Gitea's swagger.
-"""
+"""Forges over real HTTP that take commit statuses and comments, and a runner for the CI jobs of `gitboot init`."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from pathlib import Path
+from threading import Thread
+from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from gitboot.cli.commands.init import CI, PACKAGES, ci_path
+from gitboot.cli.main import cli
+from tests.helpers.git_repositories import ENVIRONMENT, Work
+
+# Forges over real HTTP: the part of GitHub's, GitLab's and Gitea's API that commit statuses go through.
+#
+# As they are documented: GitHub's "REST API endpoints for commit statuses", GitLab's "Commits API", Gitea's swagger.
 
 TOKEN = "glpat-correct-horse"
 PAGE = {"github": "/acme/fleet", "gitlab": "/acme/metal/fleet", "gitea": "/acme/fleet"}
@@ -131,3 +146,313 @@ def forge_host(kind: str) -> Iterator[ForgeHost]:
         host.url = f"http://127.0.0.1:{server.server_address[1]}"
         yield host
         server.shutdown()
+
+
+# A made-up runner for the CI jobs that `gitboot init` writes: real repository, fake forge, steps out of the YAML.
+
+BOT: dict[str, Any] = {
+    "user": {"login": "github-actions[bot]"},
+    "author": {"id": 41},
+}  # whom the token belongs to, on GitHub and GitLab
+MALLORY: dict[str, Any] = {"user": {"login": "mallory"}, "author": {"id": 666}}
+PIPELINE = "1234"
+
+
+@dataclass
+class CommentHost:
+    """The part of GitHub's and GitLab's API that comments go through."""
+
+    url: str = ""
+    comments: list[dict[str, Any]] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+    head: str = ""  # the newest commit of the pull request
+    frozen: set[int] = field(default_factory=set)  # comments that the token may not edit
+    edited: list[int] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        parts = urlsplit(path)
+        lists = ("/repos/acme/fleet/issues/7/comments", "/projects/3/merge_requests/7/notes")
+        match method, parts.path:
+            case "GET", "/repos/acme/fleet/pulls/7":
+                return 200, {"head": {"sha": self.head}}
+            case "GET", "/projects/3/merge_requests/7":
+                return 200, {"sha": self.head}
+            case "GET", "/user":  # the token of a GitHub job is that of an app
+                return (
+                    (200, {"id": BOT["author"]["id"]}) if self.tokens == {"secret"} else (403, {"message": "no user"})
+                )
+            case "POST", "/graphql":
+                assert body == {"query": "{viewer{login}}"}
+                return 200, {"data": {"viewer": {"login": BOT["user"]["login"]}}}
+        if method == "GET" and parts.path in lists:
+            query = parse_qs(parts.query)
+            page, size = int(query["page"][0]), int(query["per_page"][0])
+            return 200, self.comments[(page - 1) * size : page * size]
+        if method == "POST" and parts.path in lists:
+            self.comments.append({"id": len(self.comments), "body": body["body"], **BOT})
+            return 201, self.comments[-1]
+        one, _, number = parts.path.rpartition("/")
+        assert (method, one) in (("PATCH", "/repos/acme/fleet/issues/comments"), ("PUT", lists[1]))
+        if int(number) in self.frozen:
+            return 403, {"message": "Forbidden"}
+        self.edited.append(int(number))
+        self.comments[int(number)]["body"] = body["body"]
+        return 200, self.comments[int(number)]
+
+
+@contextmanager
+def comment_host() -> Iterator[CommentHost]:
+    host = CommentHost()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else {}
+            host.tokens.add(self.headers.get("Authorization") or self.headers.get("PRIVATE-TOKEN"))
+            status, found = host.answer(self.command, self.path, body)
+            answer = json.dumps(found).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PATCH = do_PUT = handle_any  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield host
+        server.shutdown()
+
+
+def programs_of(folder: Path, gitboot: str) -> Path:
+    """A folder for PATH: this Python, this gitboot, and a pip that has nothing to install."""
+    for name, text in (("gitboot", gitboot), ("pip", "#!/bin/sh\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "python").symlink_to(sys.executable)
+    return folder
+
+
+def fill_hashes(packages: Path) -> None:
+    """Let the file name a hash of gitboot; the runner's pip installs nothing."""
+    packages.write_text(packages.read_text().replace("sha256:MISSING", f"sha256:{'0' * 64}"))
+
+
+class Fleet:
+    """What `gitboot init` writes, on a remote with main and a branch, and the folder of a CI job."""
+
+    def __init__(self, folder: Path, subpath: str = "") -> None:
+        self.work, self.subpath = Work(folder / "work"), subpath
+        below = ["--subpath", subpath] if subpath else []
+        cli.main(["init", str(self.work.path), *below], prog_name="gitboot", standalone_mode=False)
+        fill_hashes(self.work.path / subpath / PACKAGES)
+        self.work.commit(message="Begin")
+        self.remote = self.work.bare(folder / "remote.git")
+        self.work.git("switch", "--quiet", "--create", "change")
+        self.job = folder / "job"
+
+    def edit(self, edits: dict[str, tuple[str, str]]) -> None:
+        for name, (old, new) in edits.items():
+            path = self.work.path / self.subpath / name
+            assert old in path.read_text()
+            path.write_text(path.read_text().replace(old, new, 1))
+
+    def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
+        self.edit(edits)
+        self.work.commit(message=message)
+
+    def begin_job(self) -> None:
+        """Push both branches, and let the folder of the job be new."""
+        self.work.git("push", "--quiet", "--force", "origin", "refs/heads/main", "refs/heads/change")
+        shutil.rmtree(self.job, ignore_errors=True)
+        self.job.mkdir()
+
+    def checkout(self, *, merged: bool) -> None:
+        """Clone as GitHub (``merged``) or GitLab do for a job."""
+        self.work.git("clone", "--quiet", str(self.remote), str(self.job))
+        if merged:
+            self.git("merge", "--quiet", "--no-ff", "--message=Merge", "origin/change")
+        else:
+            self.git("checkout", "--quiet", "--detach", "origin/change")
+
+    def git(self, *arguments: str) -> str:
+        command = ["git", *arguments]
+        ran = subprocess.run(command, cwd=self.job, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        return ran.stdout.strip()
+
+
+@dataclass(frozen=True)
+class Ran:
+    codes: dict[str, int]  # by step
+    out: str
+    kept: Path  # the folder of what the first job left for the second
+
+    @property
+    def failed(self) -> dict[str, int]:
+        return {step: code for step, code in self.codes.items() if code}
+
+
+def shell(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, str]:
+    """Run a step as a runner does: bash that ends at the first command that fails."""
+    ran = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return ran.returncode, ran.stdout
+
+
+def fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
+
+
+def on_github(
+    fleet: Fleet, host: CommentHost, programs: Path, accepted: str = "", keys: str = "", head: str = ""
+) -> Ran:
+    """The workflow's steps on a pull request whose newest commit is ``head``, or the branch's."""
+    workflow = yaml.safe_load((fleet.work.path / ci_path(CI[0], fleet.subpath)).read_text())
+    host.head = head or fleet.work.head
+    fleet.begin_job()
+    kept = fresh(fleet.job.parent / "kept")
+    environment = {
+        **workflow["env"],
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "GITHUB_BASE_REF": "main",
+        "GITHUB_REF": "refs/pull/7/merge",
+        "GITHUB_REPOSITORY": "acme/fleet",
+        "GITHUB_RUN_ID": PIPELINE,
+        "GITHUB_API_URL": host.url,
+        "GITHUB_GRAPHQL_URL": f"{host.url}/graphql",
+        "GITHUB_SERVER_URL": "https://github.test",
+        "GITHUB_STEP_SUMMARY": str(fleet.job.parent / "summary.md"),
+    }
+    own = f"_{fleet.subpath.replace('/', '_').upper()}" if fleet.subpath else ""
+    expressions = {
+        "github.event.pull_request.head.sha": fleet.work.head,
+        "github.run_id": PIPELINE,
+        "github.token": "secret",
+        f"vars.GITBOOT_ACCEPTED{own}": accepted,
+        f"vars.GITBOOT_IMAGE_KEYS{own}": keys,
+    }
+    codes: dict[str, int] = {}
+    told = ""
+    for job in ("review", "comment"):
+        temporary = fresh(fleet.job.parent / f"{job}-temporary")
+        expressions["runner.temp"] = environment["RUNNER_TEMP"] = str(temporary)
+        fresh(fleet.job)
+        failed = False
+        for step in workflow["jobs"][job]["steps"]:
+            condition = str(step.get("if", ""))
+            if failed and not re.search(r"always\(\)|!cancelled\(\)", condition):
+                continue
+            if not all(expressions[name] for name in re.findall(r"\bvars\.\w+", condition)):
+                continue
+            if "run" not in step:
+                _use(step, fleet, kept, expressions, is_review=job == "review")
+                continue
+            given = {name: _filled(value, expressions) for name, value in step.get("env", {}).items()}
+            at = Path(_filled(step.get("working-directory", str(fleet.job)), expressions))
+            code, out = shell(at, step["run"], environment | given)
+            codes[step["name"]] = codes.get(step["name"], 0) or code
+            failed |= code != 0
+            told += out
+    return Ran(codes, told, kept)
+
+
+def _filled(text: str, expressions: dict[str, str]) -> str:
+    return re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], text)
+
+
+def _use(step: dict[str, Any], fleet: Fleet, kept: Path, expressions: dict[str, str], *, is_review: bool) -> None:
+    """What an action of others does, as far as the jobs depend on it."""
+    given = {name: _filled(str(value), expressions) for name, value in step.get("with", {}).items() if name != "ref"}
+    match step["uses"].partition("@")[0]:
+        case "actions/checkout" if is_review:
+            fleet.checkout(merged=True)
+        case "actions/checkout":  # of the default branch, one file
+            wanted = given["sparse-checkout"]
+            (fleet.job / wanted).parent.mkdir(parents=True, exist_ok=True)
+            (fleet.job / wanted).write_text(fleet.work.git("show", f"refs/heads/main:{wanted}") + "\n")
+        case "actions/upload-artifact":  # which follows symlinks, and has globs
+            for pattern in given["path"].split():
+                root = Path(pattern).parent if os.path.isabs(pattern) else fleet.job
+                for path in root.glob(Path(pattern).name):
+                    if path.is_file():
+                        shutil.copy(path, kept)
+        case "actions/download-artifact":
+            folder = Path(given["path"]) if "path" in given else fleet.job
+            shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+
+def on_gitlab(
+    fleet: Fleet,
+    host: CommentHost,
+    programs: Path,
+    accepted: str = "",
+    keys: str = "",
+    head: str = "",
+    **more: str,
+) -> Ran:
+    """The jobs on a merge request whose newest commit is ``head``, or the branch's."""
+    jobs = yaml.safe_load((fleet.work.path / ci_path(CI[1], fleet.subpath)).read_text())
+    job = ci_path(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml") if fleet.subpath else "gitboot"
+    host.head = head or fleet.work.head
+    fleet.begin_job()
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "GITLAB_CI": "true",
+        "CI_API_V4_URL": host.url,
+        "CI_DEFAULT_BRANCH": "main",
+        "CI_PIPELINE_ID": PIPELINE,
+        "CI_PIPELINE_URL": f"https://gitlab.test/acme/fleet/-/pipelines/{PIPELINE}",
+        "CI_PROJECT_ID": "3",
+        "CI_MERGE_REQUEST_IID": "7",
+        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
+        "CI_COMMIT_SHA": fleet.work.head,
+        "CI_REPOSITORY_URL": str(fleet.remote),
+        "GITBOOT_TOKEN": "secret",
+        "GITBOOT_ACCEPTED": accepted,
+        "GITBOOT_IMAGE_KEYS": keys,
+        **more,
+    }
+    codes: dict[str, int] = {}
+    if jobs[job]["variables"].get("GIT_STRATEGY") != "empty":
+        shutil.rmtree(fleet.job)
+        fleet.checkout(merged=False)
+    codes["script"], told = _job(fleet, jobs[job], environment)
+    kept = fleet.job.parent / "kept"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for path in jobs[job]["artifacts"]["paths"]:
+        if (left := fleet.job / path).is_dir():
+            shutil.copytree(left, kept / path, symlinks=True)
+        elif left.is_symlink() or left.exists():
+            shutil.copy(left, kept, follow_symlinks=False)
+    if environment["GITBOOT_TOKEN"] and environment["CI_MERGE_REQUEST_IID"]:  # as its rule says
+        fresh(fleet.job)
+        shutil.copytree(kept, fleet.job, symlinks=True, dirs_exist_ok=True)
+        codes["note"], out = _job(fleet, jobs[f"{job}:note"], environment)
+        told += out
+    return Ran(codes, told, kept / "review")
+
+
+def _job(fleet: Fleet, job: dict[str, Any], environment: dict[str, str]) -> tuple[int, str]:
+    lines = [*job.get("before_script", []), *job["script"]]
+    return shell(fleet.job, "\n".join(lines), environment | job.get("variables", {}))
+
+
+JOBS: Final = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
+# What a branch changes in the fleet that `gitboot init` writes: a path, what is replaced, and by what.
+HARMLESS: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
+INVALID: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}

@@ -1,33 +1,43 @@
-"""gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
-
-To import is most of what a command takes, and it is the same each time. What a test says of how gitboot is started, or
-of what its start takes, is said of ``python -m gitboot`` itself.
-"""
+"""gitboot's commands and their child processes, forked from a process that has imported all of gitboot."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import inspect
+import json
 import marshal
 import os
+import runpy
 import selectors
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import closing, contextmanager, suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile
-from typing import Self
+from typing import Any, Final, NoReturn, Self
+from uuid import uuid4
 
-from tests.helpers.forked_commands_client import LONGEST, NETWORK, ask
+from gitboot.ledger import sqlite
+from gitboot.ledger.schema import VERSION
+from gitboot.resolve import templates
+from tests.helpers.forked_commands_client import LONGEST, NETWORK, ask, umask
 
-_NURSERY = "--nursery"  # in place of a command: see tests/helpers/forked_children.py
+# gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
+#
+# To import is most of what a command takes, and it is the same each time. What a test says of how gitboot is started,
+# or of what its start takes, is said of ``python -m gitboot`` itself.
+
+_NURSERY = "--nursery"  # in place of a command: see tests/helpers/forked_commands.py
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
@@ -107,7 +117,6 @@ def captured(*arguments: object, given: str = "", timeout_s: float = 300) -> sub
 @contextmanager
 def nursery() -> Iterator[None]:
     """A block in which what this process itself starts of gitboot is forked as well, as its own child."""
-    from tests.helpers.forked_children import forking_by
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -163,7 +172,6 @@ def fork_commands(listening: socket.socket) -> list[str]:
 
 
 def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[str] | None:
-    from tests.helpers.forked_children import fork_for_parent
 
     connection, _ = listening.accept()
     asked, (*fds, network), _, _ = socket.recv_fds(connection, LONGEST, 4)
@@ -237,18 +245,15 @@ def main(fd: int) -> None:
 
     import gitboot
     from gitboot.endpoint import app
-    from tests.helpers.compiled_templates import compile_once
-    from tests.helpers.forked_children import be_what_is_asked, open_nursery, run_to_its_end
-    from tests.helpers.new_ledgers import make_at_once
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
     gc.disable()
     for module in walk_packages(gitboot.__path__, "gitboot."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    make_at_once()
-    compile_once()
-    app.DEADLINE_S = 20.0  # type: ignore[misc] # as `tests.helpers.served_tree`: a busy machine is no slow disk
+    make_ledgers_at_once()
+    compile_templates_once()
+    app.DEADLINE_S = 20.0  # type: ignore[misc] # as `tests.helpers.endpoints`: a busy machine is no slow disk
     _warm_up()
     gc.freeze()
     gc.enable()
@@ -258,6 +263,196 @@ def main(fd: int) -> None:
     if sys.argv[1:2] in (["run"], ["serve"]):
         open_nursery()
     run_to_its_end("gitboot.__main__")
+
+
+# Fork the programs of gitboot that a forked command starts, as children of the command: see `forked_commands`.
+#
+# A process that has threads cannot fork safely, so a sibling that has none does it: the kernel lets it make children
+# for its own parent. Whoever waits for them, kills them or dies before them has them as if they had been started.
+
+_LONGEST = 1 << 18  # bytes of a command with its environment
+_CLONE_PARENT = 0x8000  # sched.h
+_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)  # clone(2)
+_SET_NAME = 15  # prctl(2)
+_STARTED = [sys.executable, "-P", "-m"]
+
+_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_named = inspect.signature(_execute_child)
+
+
+def open_nursery() -> None:
+    """Fork that sibling, before this process has threads. In a child that it makes this does not return."""
+    if _CLONE is None:
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        _fork_by(ours)
+    else:
+        ours.close()
+        be_what_is_asked(theirs)
+
+
+def be_what_is_asked(asked: socket.socket) -> NoReturn:
+    """Be that sibling, and in each child that it makes what it is to be."""
+    sys.argv = _wait_for_work(asked)
+    _be_named(sys.argv[:2])
+    run_to_its_end(sys.argv[0])
+
+
+def run_to_its_end(module: str) -> NoReturn:
+    """Run a module as a program, and end as Python does, but for taking apart all that was imported.
+
+    A forked process would have to copy most of that first, which takes longer than many a command.
+    """
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code
+    if not isinstance(code, int | None):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        code = 120
+    os._exit(code or 0)
+
+
+# The process that has a nursery
+
+
+@contextmanager
+def forking_by(nursery: socket.socket) -> Iterator[None]:
+    """A block in which `subprocess` has what is gitboot's own forked."""
+    _fork_by(nursery)
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+
+
+def _fork_by(nursery: socket.socket) -> None:
+    """Let `subprocess` have what is gitboot's own forked."""
+    lock = threading.Lock()
+
+    def execute_child(self: subprocess.Popen[bytes], *given: Any) -> None:
+        asked = _named.bind(self, *given).arguments
+        if list(asked["args"][:3]) != _STARTED:
+            _execute_child(self, *given)
+            return
+        own = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        fds = [*(number if fd == -1 else fd for number, fd in enumerate(own)), *asked["pass_fds"]]
+        place = [os.getcwd(), umask()]
+        facts = [asked["args"][3:], dict(asked["env"]), list(asked["pass_fds"]), asked["process_group"], *place]
+        with lock:
+            socket.send_fds(nursery, [json.dumps(facts).encode()], fds)
+            self.pid = int(nursery.recv(_LONGEST))
+        self._child_created = True  # type: ignore[attr-defined]
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+
+    subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+
+# The nursery
+
+
+def _wait_for_work(asked: socket.socket) -> list[str]:
+    """Make one process after the other; return what it is to be, in that process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, whose end is this one's
+    while True:
+        data, fds, _, _ = socket.recv_fds(asked, _LONGEST, 16)
+        if not data:
+            os._exit(0)
+        if pid := fork_for_parent():
+            for fd in fds:
+                os.close(fd)
+            asked.send(str(pid).encode())
+        else:
+            asked.close()
+            (module, *arguments), environment, passed, group, folder, mask = json.loads(data)
+            os.chdir(folder)
+            os.umask(mask)
+            _begin(fds, [0, 1, 2, *passed], environment)
+            if group >= 0:
+                os.setpgid(0, group)
+            return [module, *arguments]
+
+
+def fork_for_parent() -> int:
+    """fork(2), but the child is this process's sibling."""
+    python, libc = ctypes.pythonapi, ctypes.PyDLL(None)  # which keep the interpreter's lock
+    python.PyOS_BeforeFork()
+    pid = int(libc.syscall(_CLONE, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid:
+        python.PyOS_AfterFork_Parent()
+    else:
+        python.PyOS_AfterFork_Child()
+    return pid
+
+
+def _be_named(words: list[str]) -> None:
+    """Be found by the last of them in /proc, where a command line would tell."""
+    name = "serve" if "serve" in words else words[0].rpartition(".")[2]
+    ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _begin(fds: list[int], numbers: list[int], environment: dict[str, str]) -> None:
+    """Be as a program that was just started: with these files under these numbers, and this environment."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    above = max(*fds, *numbers) + 1
+    for number, fd in enumerate(fds):
+        os.dup2(fd, above + number)
+        os.close(fd)
+    for place, number in enumerate(numbers):
+        os.dup2(above + place, number)
+        os.close(above + place)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+
+
+# Templates are compiled once in a process of tests: thousands of fleets are decided there, by the same few.
+#
+# How a template is read and compiled is said of `gitboot.resolve.templates` itself.
+
+_MOST_TEMPLATES = 1024
+
+
+def compile_templates_once() -> None:
+    """Remember in this process what a template's source was compiled to."""
+    templates.compiled = lru_cache(_MOST_TEMPLATES)(templates.compiled)
+    templates.names_in = lru_cache(_MOST_TEMPLATES)(templates.names_in)
+
+
+# New ledgers in one step: tests make a thousand, and each would go through what every version has changed.
+#
+# One of an older version goes through them as ever.
+
+by_migrations: Final = sqlite._migrate
+
+
+def make_ledgers_at_once() -> None:
+    """Let this process make new ledgers of what all migrations come to."""
+    with closing(sqlite3.connect(":memory:")) as made:
+        by_migrations(made, "")
+        rows = made.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
+    tables = ";".join(sql for (sql,) in rows)
+
+    def at_once(connection: sqlite3.Connection, name: str) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            by_migrations(connection, name)
+            return
+        identity = f"INSERT INTO facts VALUES ('identity', '{uuid4()}')"
+        connection.executescript(f"BEGIN IMMEDIATE; {tables}; {identity}; PRAGMA user_version = {VERSION}; COMMIT;")
+
+    sqlite._migrate = at_once
 
 
 if __name__ == "__main__":

@@ -1,15 +1,25 @@
-"""An instance over a real repository, ledger and tree, without a loop, for tests that reconcile one by one."""
+"""Instances in this process, without a loop: over a real repository, or with doubles of Git, tree and disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final, Self
+from unittest.mock import patch
 
-from gitboot.controller.instance.assembly import running
+from gitboot.artifacts.availability import ArtifactWatch
+from gitboot.bmc.override_session import BmcTask, TaskResult
+from gitboot.bmc.override_state import OverrideRecord
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
+from gitboot.child_processes import encode
+from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.instance import assembly, git_source
+from gitboot.controller.instance.assembly import Dependencies, WriteRecord, build, pool_of, running
 from gitboot.controller.instance.settings import (
     ArtifactSettings,
     BmcSettings,
@@ -20,17 +30,282 @@ from gitboot.controller.instance.settings import (
 )
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
-from gitboot.evaluator.client import Evaluation
+from gitboot.controller.reconcile_inputs import Bmcs
+from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.target_followers import ListedTarget
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import NotEvaluated, PublishError
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import Evaluation, assembled
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
+from gitboot.evaluator.process import report
+from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fleet.identities import BmcAccess
+from gitboot.fleet.revision import Revision, Snapshot
+from gitboot.fleet.validation import load
 from gitboot.git.clone import Reader, Source
+from gitboot.git.fetch import InThisProcess
+from gitboot.git.history import Merge
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import SECONDS
+from gitboot.ledger.open_ledger import check
 from gitboot.ledger.store import Store
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.publisher import Published
+from gitboot.publish.signed_list import ListKeys
+from gitboot.publish.tree_changes import EndedWindows
+from gitboot.render.paths import File, Files
+from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.render.server_files import RenderedState
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.events import Event
+from gitboot.status.work_progress import Told, unheard
 from gitboot.system_clock import Uptime, uptime
-from tests.helpers.evaluated_commits import Here, Slow
-from tests.helpers.fleets import at
-from tests.helpers.instance_doubles import UNGUARDED
+from tests.helpers import fleets
+from tests.helpers.fleets import at, snapshot
+
+# What an instance in this process works with instead of Git, a tree, or a disk that keeps what it is given.
+
+UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
+UNLIMITED: Final = Limits(
+    **UNGUARDED,
+    max_update_percent=100,
+    max_delete_percent=100,
+    max_deletes=10**6,
+    max_installs=10**6,
+    max_resets=10**6,
+    max_unknown_changes=10**6,
+    max_access_changes=10**6,
+    allow_empty=True,
+    allow_rewind=True,
+    allow_takeover=True,
+)
+
+
+class Unsynced(Store):
+    """A ledger that does not wait for the disk: no power cut is tested with it."""
+
+    synchronous: ClassVar = False
+
+
+class Commits:
+    """A source, and an evaluation, of commits that a test makes of documents."""
+
+    _numbers = count(1)
+
+    has_fetched = True
+
+    def __init__(self) -> None:
+        self.newest: Snapshot | None = None
+        self.ledger: str | None = None  # that a Fleet names which says nothing of it
+        self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
+
+    def push(self, snapshot: Snapshot) -> None:
+        """Let this be the newest commit."""
+        if self.ledger is not None:
+            texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
+            snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
+        self.newest = replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
+
+    def push_of_another(self, fleet: Commits) -> None:
+        """The newest of another repository, as this one's: it names this instance."""
+        assert fleet.newest is not None and fleet.ledger is not None and self.ledger is not None
+        texts = {path: fleet.newest.read(blob).decode() for path, blob in fleet.newest.blobs.items()}
+        named = {path: text.replace(fleet.ledger, self.ledger) for path, text in texts.items()}
+        self.push(fleets.snapshot(files=named))
+
+    @property
+    def _snapshot(self) -> Snapshot:
+        assert self.newest is not None
+        return self.newest
+
+    @property
+    def commit(self) -> Commit:
+        """The newest."""
+        repository = load(self._snapshot, {})
+        return commit_of(repository, decide(repository))
+
+    def latest(self) -> Revision | None:
+        return self.newest.revision if self.newest is not None else None
+
+    def accepted(self) -> Revision | None:
+        return None
+
+    def has(self, revision: Revision) -> bool:
+        return False
+
+    def accept(self, revision: Revision) -> None:
+        """It has no clone in which that could be noted."""
+
+    def restore(self, accepted: Revision | None) -> None:
+        """It has no clone that could be damaged."""
+
+    def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
+        return (Merge(revision, ()),)
+
+    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+        return frozenset()
+
+    def committed_at(self, revision: Revision) -> datetime:
+        return datetime(2026, 11, 20, tzinfo=UTC)
+
+    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
+        return False
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
+        difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference)))
+
+    def keep(self, revision: Revision) -> None:
+        """There is no cache."""
+
+    def settle(self, accepted: Revision | None) -> None:
+        """There is no process."""
+
+
+@dataclass
+class Taking:
+    """A target that takes what it is given."""
+
+    full: bool = False  # whether its disk is
+    is_as_left: bool = True
+    servers: dict[str, Files | None] = field(default_factory=dict)  # as they were given last
+    shared: Files | None = None
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,
+        parts: PartFiles,
+    ) -> Published:
+        given = dict(servers.items())
+        if self.full:
+            raise PublishError("no space left on device")
+        self.servers.update(given)
+        self.shared = shared if shared is not None else self.shared
+        return Published(written=(), withdrawn=(), expired=(), unchanged=0)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:
+        return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        return None
+
+    def holds(self, files: Files) -> bool:
+        return files in self.servers.values()
+
+
+@dataclass
+class Gate:
+    """BMCs that a test can put out of reach for a while."""
+
+    bmcs: Bmcs
+    takes: bool = True  # whether jobs are taken
+    gives: bool = True  # whether what came of those that have ended is given
+
+    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
+        return self.bmcs.submit(jobs) if self.takes else frozenset()
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        self.bmcs.forget(uuids)
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        return self.bmcs.fingerprint(bmc)
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
+        return self.bmcs.finished(wait_all=wait_all) if self.gives else {}
+
+    def close(self) -> None:
+        self.bmcs.close()
+
+
+def published_records(output: Path) -> bytes:
+    """All that a published tree says of what is known of provisioning."""
+    return b"".join(path.read_bytes() for path in sorted((output / "ops" / "records").glob("*.json")))
+
+
+def note_fetch(spool: Path, observation: Observation) -> None:
+    """What an endpoint leaves behind that answered it and is no more."""
+    spool.mkdir(exist_ok=True)
+    with closing(SpoolFile(spool)) as file:
+        file.append(line_of(observation))
+
+
+# Commits fetched and evaluated in this process: for tests that reconcile one by one, and type commands.
+
+
+class Here(Evaluation):
+    """An evaluation without a process of its own. The evaluation of a commit in ``unending`` does not end in time."""
+
+    def __init__(self, reader: Reader, site: str | None = None, unending: Collection[str] = ()) -> None:
+        super().__init__(Path(), site=site)
+        self._unending = unending
+        self._reader = reader
+        self._evaluator = Evaluator(reader.snapshot)
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        if revision in self._unending:
+            raise NotEvaluated([exceeded("it is not evaluated in time")])
+        try:
+            difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
+        finally:
+            self._reader.close()
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in report(difference, self._site)))
+
+
+class Slow(Here):
+    """One that never comes to an end with a commit that is compared with another."""
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        return super().evaluate(revision, base) if base is None else None
+
+
+@contextmanager
+def evaluated_here() -> Iterator[None]:
+    """What a command that is typed in this process fetches and evaluates is so in it as well."""
+
+    def here(
+        state: Path,
+        *,
+        allowance: Allowance,
+        waits: bool,
+        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        read: Told = unheard,
+        site: str | None = None,
+        cache: DiskCache | None = None,
+    ) -> Here:
+        return Here(Reader(state), site)
+
+    with patch.object(assembly, "Evaluation", here), patch.object(git_source, "FetchProcess", _FetchesHere):
+        yield
+
+
+class _FetchesHere(InThisProcess):
+    """A fetcher without a process of its own."""
+
+    def __init__(self, mebibytes: int | None) -> None:
+        self.mebibytes = mebibytes
+
+    def close(self) -> None:
+        pass
+
+
+# An instance over a real repository, ledger and tree, without a loop, for tests that reconcile one by one.
 
 
 @dataclass(frozen=True)
@@ -111,3 +386,190 @@ def turn(parts: Parts, seconds: float = 0) -> None:
 def applied(parts: Parts) -> str | None:
     """Return the commit of the published files."""
     return parts.reconciler.status.applied
+
+
+# An instance in this process, without Git and without files: its ledger and its jobs at BMCs are real.
+
+Said = str | Mapping[SystemUuid, Record]  # what a ledger is told to begin with: a word, or the records of a file
+
+
+def beginning(said: Said) -> dict[str, Any]:
+    """What `gitboot records begin` asks for: a word, or the records of a file."""
+    if isinstance(said, str):
+        return {"how": said}
+    return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in said.items()]}
+
+
+class Bench:
+    """An instance whose commits, fetches and requests a test makes, and whom it tells when to reconcile."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        initial: Said | None = "fresh",
+        credentials: Path | None = None,
+        observes: bool = True,
+        owner: str | None = None,
+        doubt: str | None = None,
+        store: type[Unsynced] = Unsynced,
+        failures: int = 20,
+        parallel: int = MOST,
+        per_site: int = MOST_OF_SITE,
+        keys: TokenKeys = NO_KEYS,
+        artifacts: ArtifactWatch | None = None,
+        named: bool = True,
+        target: ListedTarget | None = None,  # None: files are not written
+    ) -> None:
+        self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
+        self.events: list[Event] = []
+        self.commits, self.target = Commits(), Taking()
+        self._opened = ExitStack()
+        self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
+        check(self.ledger)
+        if named:  # as by a Fleet that says that this instance acts
+            self.commits.ledger = self.ledger.progress[0]
+        if doubt is not None:
+            instance_tables.doubt(self.ledger, doubt)
+        bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)
+        spool = folder / "spool"
+        spool.mkdir(exist_ok=True)
+        self._spool = SpoolFile(spool)
+        git = GitSettings(repository="")
+        settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
+        dependencies = Dependencies(
+            store=self.ledger,
+            source=self.commits,
+            evaluation=self.commits,
+            target=target if target is not None else self.target,
+            clock=lambda: self.job_clock or self.now,
+            make_bmcs=self._gate,
+            owner=owner,
+            observes=observes,
+            keys=keys,
+            artifacts=artifacts,
+            tell=self.events.append,
+            uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
+        )
+        self.instance = self._opened.enter_context(build(settings, dependencies))
+        if initial is not None:
+            self.request(BEGIN, **beginning(initial))
+        self.job_clock: datetime | None = None  # that jobs at BMCs go by, where it is not the instance's
+        self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
+        self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
+
+    def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> Bmcs:
+        def recording(uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
+            if isinstance(record, SwitchRecord):
+                write(uuid, record)
+                return
+            self.before_recording(record)
+            write(uuid, record)
+            self.after_recording(record)
+
+        self.bmcs = Gate(pool_of(settings, dependencies, recording))
+        return self.bmcs
+
+    def close(self) -> None:
+        self._spool.close()
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> Self:
+        """Push a commit with these documents."""
+        self.commits.push(snapshot(*documents, files=files))
+        return self
+
+    def wait(self, **given: float) -> Self:
+        """Let time pass."""
+        self.now += timedelta(**given)
+        return self
+
+    def reconcile(self, *, wait: bool = True) -> BootPlan | None:
+        """Reconcile, to the end of the BMC jobs that it begins; what web01 boots then."""
+        self.due = self.instance.reconciler.reconcile(self.now, wait=wait)
+        web01 = self.servers.get("web01")
+        return web01.plan if web01 is not None else None
+
+    def plan(self) -> BootPlan | None:
+        """Reconcile while no BMC can be asked; what web01 boots then."""
+        self.bmcs.gives = False
+        try:
+            return self.collect()
+        finally:
+            self.bmcs.gives = True
+
+    def collect(self) -> BootPlan | None:
+        """Reconcile once the jobs under way have ended, and begin none."""
+        self.bmcs.takes = False
+        try:
+            return self.reconcile()
+        finally:
+            self.bmcs.takes = True
+
+    def fetch(
+        self,
+        plan: BootPlan | None,
+        client: str = "10.0.0.7",
+        path: str = "boot/v1/boot/m/boot.ipxe",
+        at: datetime | None = None,
+    ) -> None:
+        """A client fetches the entry of a plan, whole, or another of its paths."""
+        assert plan is not None
+        self.observe(Observation(server=plan.server, path=path, digest=plan.digest, client=client, at=at or self.now))
+
+    def observe(self, observation: Observation) -> None:
+        self._spool.append(line_of(observation))
+
+    def request(self, what: str, **facts: object) -> int:
+        """Leave a request, as the command line does; it is carried out by the next reconcile."""
+        return instance_tables.give(self.ledger, self.now, "ada", what, facts)
+
+    def outcome(self, number: int) -> str:
+        """What came of a request; empty while it waits."""
+        return instance_tables.outcome(self.ledger, number) or ""
+
+    @property
+    def commit(self) -> Commit:
+        return self.commits.commit
+
+    @property
+    def decisions(self) -> Decisions:
+        return self.commit.decisions
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.instance.reconciler.standing.knowledge
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.instance.reconciler.standing.schedule
+
+    @property
+    def servers(self) -> dict[str, RenderedState]:
+        """As they were planned last."""
+        from tests.helpers.endpoints import rendered_states
+
+        return rendered_states(self.instance.reconciler.standing)
+
+    @property
+    def record(self) -> Record | None:
+        """What is known of web01."""
+        return self.knowledge.record(self.decisions.servers["web01"].uuid)
+
+    def told(self, *types: str) -> list[str]:
+        """The types of the events that happened, of those named, or of all but those that each commit brings."""
+        given = types or tuple({event.type for event in self.events} - {"Accepted", "Acknowledged", "RecordsBegun"})
+        return [event.type for event in self.events if event.type in given]
+
+    def condition(self, type: str) -> tuple[bool, str, str] | None:
+        """Status, reason and message of a condition."""
+        found = {
+            each.type: (each.status, each.reason, each.message) for each in self.instance.reconciler.status.conditions
+        }
+        return found.get(type)

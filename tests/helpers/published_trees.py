@@ -1,17 +1,25 @@
-"""Trees as they are published: a flat mapping of files, told apart into servers with a state each."""
+"""Published trees: the files of servers with their states, and steps that bring a target up to a tree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from hashlib import sha256
+from itertools import count
+from pathlib import Path
 from typing import Any
 
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
+from gitboot.publish.targets.follower import FollowedBy
+from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, after, next_step
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import Listed, PublishedServer, server_of, state_path
 from gitboot.render.paths import File, Files, asked_for
+
+# Trees as they are published: a flat mapping of files, told apart into servers with a state each.
 
 SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
 
@@ -76,3 +84,45 @@ def _without_states(published: Published, states: int) -> Published:
     )
     standing = states - (len(published.written) - len(written))
     return replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
+
+
+# Bring a target up to a published directory, as a follower does, and end that in the middle.
+
+_place = Disk.place
+
+
+class TargetKilled(BaseException):
+    """The process that writes a target is killed here."""
+
+
+def bring_up(target: FollowedBy, tree: FollowedTree) -> int:
+    """Make steps until the target holds what is published. Return how many."""
+    held = target.load()
+    for steps in count():
+        if (glance := tree.look()) is None:
+            return steps
+        step = next_step(tree, glance, held, partial(target.shard, held.head), target.most)
+        if step is None:
+            return steps
+        target.apply(step, held, tree)
+        held = after(held, step)
+    raise AssertionError
+
+
+def followed(store: FileStore, root: Path, *, name: str = "target", ledger: str = "test") -> StoreTarget:
+    """Have a new process bring a target in a store up to the directory at ``root``, and return its target."""
+    target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer=f"{ledger}-1")
+    bring_up(target, FollowedTree(root))
+    return target
+
+
+def killed_after(replaced: int) -> Callable[[Disk, str], None]:
+    """Return a `Disk.place` that raises `TargetKilled` after so many files, unless that is 0."""
+    places = count(1)
+
+    def place(disk: Disk, path: str) -> None:
+        if next(places) == replaced:
+            raise TargetKilled
+        _place(disk, path)
+
+    return place

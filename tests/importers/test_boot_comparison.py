@@ -13,8 +13,8 @@ import pytest
 from gitboot.importers.boot_comparison import Asker, OldBoot, boot_of
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
 from tests.helpers.cases import for_each
+from tests.helpers.http_peers import Authority
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.redfish_double.certificates import Authority
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"

@@ -21,9 +21,9 @@ from gitboot.importers.inventory import Supplement
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import first_records
 from gitboot.resolve.plan_at_time import plan
+from tests.helpers.cases import each_of
 from tests.helpers.fleets import at
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.search_effort import each_of
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"

@@ -47,10 +47,10 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile, OverrideEnabled, OverrideTarget
 from gitboot.status.events import Event
+from tests.helpers.cases import present
 from tests.helpers.fleets import at
-from tests.helpers.instance_process import eventually
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
-from tests.helpers.values import present
+from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 3600), Holder("two", "host-b:/state", 3600)

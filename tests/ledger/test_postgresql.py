@@ -33,13 +33,12 @@ from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.events import Event
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import uuid_of
-from tests.helpers.git_servers import free_port
-from tests.helpers.instance_process import Instance, eventually
+from tests.helpers.git_repositories import free_port
+from tests.helpers.http_peers import Authority
 from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.values import present
+from tests.helpers.running_instance import Instance, eventually
 from tests.ledger.test_leader_lease import run_out, schema_of
 from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
 

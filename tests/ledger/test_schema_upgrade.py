@@ -22,8 +22,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Run
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.new_ledgers import by_migrations
+from tests.helpers.forked_commands import by_migrations
+from tests.helpers.instance_in_process import Bench
 
 NAMES = ("app01", "db01", "doubt01", "old01", "web01")
 UUIDS = {name: SystemUuid(uuid_of(name)) for name in NAMES}

@@ -46,7 +46,7 @@ from gitboot.resolve.server_plan import (
 from gitboot.status.events import Event
 from gitboot.system_clock import Uptime
 from tests.helpers.fleets import at, uuid_of
-from tests.helpers.instance_doubles import Unsynced
+from tests.helpers.instance_in_process import Unsynced
 from tests.helpers.postgresql import PostgresServer
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))

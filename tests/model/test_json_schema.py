@@ -18,10 +18,9 @@ from gitboot.fleet.documents import parse_blob
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import parse
 from gitboot.review.formats.json import main
-from tests.helpers.cases import for_each
-from tests.helpers.document_strategies import Document, documents
+from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import document
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import Document, documents
 
 ROOT: Final = Path(__file__).parents[2]
 SCHEMAS: Final = {

@@ -47,7 +47,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.problems import Code
 from tests.helpers.cases import AT_MOST, for_each, growth
-from tests.helpers.document_strategies import AWKWARD
+from tests.helpers.hypothesis_strategies import AWKWARD
 
 SHA = "0123456789abcdef" * 4
 MAC = "52-54-00-12-34-56"

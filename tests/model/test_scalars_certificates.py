@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.model.scalars import certificate_ends
-from tests.helpers.redfish_double.certificates import Authority
+from tests.helpers.http_peers import Authority
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.helpers.git_servers import program
+from tests.helpers.git_repositories import program
 
 RELEASE: Final = "bookworm"
 # All of it in a namespace: nothing is left mounted.

@@ -18,10 +18,9 @@ import pytest
 
 from gitboot import __version__
 from gitboot.cli.main import Exit, cli
-from tests.helpers.git_servers import free_port, program
-from tests.helpers.instance_process import eventually
-from tests.helpers.repositories import Work
-from tests.helpers.served_tree import IPXE
+from tests.helpers.endpoints import IPXE
+from tests.helpers.git_repositories import Work, free_port, program
+from tests.helpers.running_instance import eventually
 from tests.packages.debian import Debian, fresh, unpacked
 
 ROOT: Final = Path(__file__).parent.parent.parent

@@ -41,7 +41,7 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.resolve.fleet_decisions import decide
-from tests.helpers.git_servers import Relay
+from tests.helpers.git_repositories import Relay
 
 FLEET = Fleet(servers=3 * RACK)
 

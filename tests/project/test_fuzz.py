@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.cases import for_each
-from tests.helpers.fuzz_targets import TARGETS, WORDS, seeds
+from tests.project.fuzz_targets import TARGETS, WORDS, seeds
 
 # Those that ask over a socket are slower.
 _EXAMPLES = {"redfish": 15, "head": 30, "document": 30, "fleet": 20, "ignored": 20}

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 
 from gitboot import __version__
 from gitboot.cli.main import cli
-from tests.helpers.git_servers import program
+from tests.helpers.git_repositories import program
 
 ROOT: Final = Path(__file__).parents[2]
 KUBERNETES: Final = ROOT / "packaging" / "kubernetes"

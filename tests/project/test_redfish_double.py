@@ -18,26 +18,10 @@ from typing import Any, Protocol
 import httpx
 import pytest
 
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.double import POST_S, SHUTDOWN_S, Boot, Machine
-from tests.helpers.redfish_double.faults import (
-    Body,
-    Drop,
-    Fault,
-    Hang,
-    Huge,
-    Ignored,
-    Intrusion,
-    Presents,
-    Redirect,
-    Reverted,
-    Slow,
-    Status,
-    Truncated,
-)
-from tests.helpers.redfish_double.media import Drives
+from tests.helpers.http_peers import Authority
+from tests.helpers.redfish_double.machine import POST_S, SHUTDOWN_S, Boot, Machine
 from tests.helpers.redfish_double.profiles import (
     AMI,
     GENERIC,
@@ -50,12 +34,28 @@ from tests.helpers.redfish_double.profiles import (
     SUPERMICRO_X10,
     SUPERMICRO_X11,
     XCC,
+    Drives,
     Profile,
+    sample,
 )
-from tests.helpers.redfish_double.samples import sample
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
-from tests.helpers.redfish_double.sessions import SESSIONS
+from tests.helpers.redfish_double.server import (
+    SESSIONS,
+    Body,
+    Drop,
+    Fault,
+    Hang,
+    Huge,
+    Ignored,
+    Intrusion,
+    Presents,
+    RedfishServer,
+    Redirect,
+    Reverted,
+    Service,
+    Slow,
+    Status,
+    Truncated,
+)
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ssl.create_default_context()  # made once: it loads all of this machine's authorities
@@ -403,7 +403,7 @@ def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
 
 def test_every_answer_takes_its_time() -> None:
     machine = Machine()
-    with RedfishServer(Service(machine), latency_s=0.2) as server, httpx_client.Client(base_url=server.url) as client:
+    with RedfishServer(Service(machine), latency_s=0.2) as server, http_peers.Client(base_url=server.url) as client:
         for method, content in (("GET", None), ("PATCH", {"Boot": ONCE_PXE})):
             begun = time.monotonic()
             assert client.request(method, machine.path, json=content).status_code == 200

@@ -20,9 +20,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from tests.helpers.browser import Browser, browser, browsers
-from tests.helpers.git_servers import free_port
-from tests.helpers.instance_process import eventually
+from tests.helpers.git_repositories import free_port
+from tests.helpers.operators_page import Browser, browser, browsers
+from tests.helpers.running_instance import eventually
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "run_example.py"
 _SEARCHED_S = 4  # a start is interrupted after so long at most; how far it has come by then does not matter

@@ -17,8 +17,8 @@ import pytest
 from gitboot.cli.configuration_file import Setting, keys_of
 from gitboot.cli.main import cli
 from tests.helpers.fleets import SEED
-from tests.helpers.git_servers import program
-from tests.helpers.instance_process import Repository
+from tests.helpers.git_repositories import program
+from tests.helpers.running_instance import Repository
 
 FOLDER: Final = Path(__file__).parents[2] / "packaging" / "systemd"
 UNITS: Final = ("gitboot.service", "gitboot-serve.service")

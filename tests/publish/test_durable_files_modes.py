@@ -15,7 +15,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.publish.publisher import Directory
-from tests.helpers.served_tree import ALWAYS, FLEET, Fleet, planned
+from tests.helpers.endpoints import ALWAYS, FLEET, Fleet, planned
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 GROUP = 54321

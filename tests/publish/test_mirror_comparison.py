@@ -42,10 +42,10 @@ from gitboot.publish.mirror_comparison import (
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from tests.helpers.documentation import RSYNC, page_script
+from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
-from tests.helpers.git_servers import free_port, listening, program
-from tests.helpers.served_tree import BEFORE, ENTRY, MAC, Site, planned
-from tests.helpers.strange_server import Client, strange_server
+from tests.helpers.git_repositories import free_port, listening, program
+from tests.helpers.http_peers import StrangeClient, strange_server
 
 FLEET = planned(
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -313,7 +313,7 @@ def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
     file = min(expected(output).values(), key=lambda each: each.path)
     size = file.versions[0].size_bytes
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode())
         if asked.requests[-1].startswith(b"GET"):
             client.drip(b"")

@@ -27,16 +27,15 @@ from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_program import main
 from gitboot.publish.mirror_repair import join_program
 from gitboot.render.paths import File
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.file_servers import nginx
+from tests.helpers.endpoints import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
 from tests.helpers.fleets import at, maintenance
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_servers import free_port, listening
-from tests.helpers.git_servers import program as program_of
-from tests.helpers.served_tree import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
-from tests.helpers.signed_list_clients import SignedSite, listed_server, made_keys
-from tests.helpers.signed_lists import ListSigner, sign_tree
+from tests.helpers.git_repositories import free_port, listening
+from tests.helpers.git_repositories import program as program_of
+from tests.helpers.mirrors import nginx
+from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, made_keys, sign_tree
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST
 from tests.publish.test_signed_list_reader import _interpreters
 
@@ -214,7 +213,7 @@ def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
 
 
 def _get(url: str) -> bytes:
-    found = httpx_client.get(url)
+    found = http_peers.get(url)
     assert found.status_code == 200
     return found.content
 

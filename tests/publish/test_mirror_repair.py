@@ -28,13 +28,12 @@ from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
 from gitboot.render.paths import FIRST_SCRIPT, File
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import at
+from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
+from tests.helpers.fleets import at, give_credentials
 from tests.helpers.forked_commands import captured
-from tests.helpers.s3_server import KEY, Store, s3_server
-from tests.helpers.served_tree import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
-from tests.helpers.signed_list_clients import SignedSite
-from tests.helpers.target_steps import TargetKilled, bring_up, followed, killed_after
+from tests.helpers.mirrors import KEY, Store, s3_server
+from tests.helpers.published_trees import TargetKilled, bring_up, followed, killed_after
+from tests.helpers.signed_lists import SignedSite
 from tests.publish.targets.test_s3 import ENTRY as UNLISTED_ENTRY
 from tests.publish.targets.test_s3 import fleet, split
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET

@@ -32,7 +32,7 @@ from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType, File, Files
-from tests.helpers import failing_disk
+from tests.helpers import disks_and_terminals
 from tests.helpers.published_trees import owner, publish_files, server_files, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -853,7 +853,7 @@ def test_where_writing_is_not_permitted_the_path_and_a_hint_are_named() -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    with failing_disk.small_disk(tmp_path, name="disk") as folder:
+    with disks_and_terminals.small_disk(tmp_path, name="disk") as folder:
         yield folder
 
 

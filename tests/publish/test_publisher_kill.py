@@ -48,8 +48,8 @@ from gitboot.render.paths import (
     is_immutable,
     publication_stage,
 )
+from tests.helpers.cases import every
 from tests.helpers.published_trees import owner, publish_files, server_files, split, whole
-from tests.helpers.search_effort import every
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]

@@ -43,9 +43,9 @@ from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import Listing, ListProblem, parse_keys, parse_listing, read_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files
-from tests.helpers.git_servers import program
-from tests.helpers.search_effort import every, examples
-from tests.helpers.signed_list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
+from tests.helpers.cases import every, examples
+from tests.helpers.git_repositories import program
+from tests.helpers.signed_lists import SIGNED, client, listed_server, made_keys, names, publish, target
 from tests.publish.test_publisher_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine

@@ -24,12 +24,11 @@ from gitboot.render.endpoint_files import ListedFile as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
-from tests.helpers.file_servers import KEEP_ANSWERS, nginx
+from tests.helpers.endpoints import ENTRY, MAC, Site, planned
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import captured
-from tests.helpers.served_tree import ENTRY, MAC, Site, planned
-from tests.helpers.signed_list_clients import SignedSite
-from tests.helpers.signed_lists import ListSigner
+from tests.helpers.mirrors import KEEP_ANSWERS, nginx
+from tests.helpers.signed_lists import ListSigner, SignedSite
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, CopyServer, serving
 
 DAY = timedelta(days=1)

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.publish.signed_list import KeyUnreadable, read_list_keys
+from tests.helpers.endpoints import FLEET
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_servers import program
-from tests.helpers.served_tree import FLEET
-from tests.helpers.signed_list_clients import SignedSite
+from tests.helpers.git_repositories import program
+from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_signed_list_check import _now
 
 PAGE = (Path(__file__).parents[2] / "docs/mirrors.md").read_text()

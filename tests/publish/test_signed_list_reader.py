@@ -39,8 +39,7 @@ from gitboot.publish.signed_list_reader import (
     versions_around,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.signed_list_clients import client, target
-from tests.helpers.signed_lists import FAR, ListSigner, render_listing, write_list
+from tests.helpers.signed_lists import FAR, ListSigner, client, encode_listing, target, write_list
 
 NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -149,8 +148,8 @@ def test_a_key_of_small_order_verifies_nothing(key: str) -> None:
 # Lists
 
 CONTENT, OTHER = b"#!ipxe\nexit 0\n", b"#!ipxe\necho maintenance\n"
-LISTING = render_listing("lon1", {"ipxe/x": [(None, OTHER), (LATER, CONTENT)]}, (LATER, {"ipxe/x": CONTENT}))
-LISTINGS = {"servers/lon1.json": LISTING, "shared.json": render_listing(None, {"boot.ipxe": [(None, CONTENT)]})}
+LISTING = encode_listing("lon1", {"ipxe/x": [(None, OTHER), (LATER, CONTENT)]}, (LATER, {"ipxe/x": CONTENT}))
+LISTINGS = {"servers/lon1.json": LISTING, "shared.json": encode_listing(None, {"boot.ipxe": [(None, CONTENT)]})}
 
 
 # The bins of the listings: TAP 15.

@@ -16,8 +16,8 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.render.endpoint_files import server_of
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 from tests.helpers.fleets import at, image, mac_of, maintenance, server
-from tests.helpers.served_tree import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 
 OVER = at("21T04:00")
 WINDOW_BOOTS, DISK = "memtest-7", "exit"

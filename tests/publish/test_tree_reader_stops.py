@@ -10,9 +10,9 @@ import pytest
 
 from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
 from gitboot.resolve.boot_limits import Stoppage
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
 from tests.helpers.fleets import fleet
-from tests.helpers.served_tree import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
 
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
 WRITING = Stoppage("ada", "smoke in fra1", everything=False)
@@ -65,7 +65,7 @@ def test_everybody_who_reads_the_tree_may_read_it(tmp_path: Path) -> None:
 
 def looked(url: str) -> None:
     """Let an endpoint look around, as it does each second."""
-    assert httpx_client.get(f"{url}/api/v1/status").status_code == 200
+    assert http_peers.get(f"{url}/api/v1/status").status_code == 200
 
 
 def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spent(here: Site) -> None:
@@ -74,7 +74,7 @@ def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spen
         for path in LOOKUPS:
             script = get(url + path).text
             assert "smoke in fra1 (Stopped)" in script and DISK in script
-        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in httpx_client.get(f"{url}/metrics").text
+        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in http_peers.get(f"{url}/metrics").text
         take_back(here.root / "ops")
         assert GIVEN in get(url + ENTRY).text
 

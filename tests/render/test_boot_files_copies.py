@@ -21,14 +21,14 @@ from gitboot.render.paths import Role, kind_of
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.boot_limits import Halt, Stoppage
 from gitboot.resolve.provisioning_record import Record, Run
-from tests.helpers.file_servers import nginx
+from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_servers import free_port, program
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.git_repositories import free_port, program
 from tests.helpers.instance_with_bmcs import BASE_URL, POOL
-from tests.helpers.served_tree import BEFORE, START, Site, get, planned, site
-from tests.helpers.signed_list_clients import made_keys
+from tests.helpers.mirrors import nginx
+from tests.helpers.running_instance import Instance, Repository, eventually, running
+from tests.helpers.signed_lists import made_keys
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRIES = (f"/v1/boot/{MAC}/boot.ipxe", f"/v1/boot/{MAC}/grub.cfg")

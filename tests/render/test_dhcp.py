@@ -18,7 +18,7 @@ from gitboot.artifacts.boot_loaders import LOADERS as PLACED
 from gitboot.render.boot_files import shared_files
 from gitboot.render.dhcp import LOADERS
 from gitboot.resolve.server_decision import Decisions
-from tests.helpers import fleet_strategies
+from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
 
@@ -39,21 +39,27 @@ def needs(program: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{program} is missing (Debian: {PACKAGES[program]})")
 
 
-def server(name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any) -> fleet_strategies.Document:
+def server(
+    name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any
+) -> hypothesis_strategies.Document:
     described = {"uuid": uuid_of(name), "architecture": "x86_64", "firmware": "UEFI", "interfaces": interfaces}
-    return fleet_strategies.document("Server", name, described | spec, {"site": site})
+    return hypothesis_strategies.document("Server", name, described | spec, {"site": site})
 
 
-def decided(servers: Iterable[fleet_strategies.Document], **fleet: Any) -> Decisions:
+def decided(servers: Iterable[hypothesis_strategies.Document], **fleet: Any) -> Decisions:
     image = {"url": "assets:kernel", "sha256": "a" * 64}
     documents = (
-        fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS} | fleet),
-        fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": {"kernel": image}}}),
-        fleet_strategies.document("BootProfile", "web", {"method": "Disk"}),
-        fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Never"}),
+        hypothesis_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS} | fleet),
+        hypothesis_strategies.document(
+            "BootImage", "i-1", {"version": "1", "architectures": {"x86_64": {"kernel": image}}}
+        ),
+        hypothesis_strategies.document("BootProfile", "web", {"method": "Disk"}),
+        hypothesis_strategies.document(
+            "BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Never"}
+        ),
         *servers,
     )
-    return fleet_strategies.decided(documents)
+    return hypothesis_strategies.decided(documents)
 
 
 def configuration(decisions: Decisions) -> dict[str, str]:
@@ -62,7 +68,7 @@ def configuration(decisions: Decisions) -> dict[str, str]:
     return {path.removeprefix(folder): file.content.decode() for path, file in files.items() if folder in path}
 
 
-def three_hundred() -> list[fleet_strategies.Document]:
+def three_hundred() -> list[hypothesis_strategies.Document]:
     """Servers with one or two interfaces, each with up to two addresses, at one of two sites or at none."""
     made = []
     for number in range(300):
@@ -84,11 +90,11 @@ HOSTILE = [
 ]
 
 
-def hostile() -> list[fleet_strategies.Document]:
+def hostile() -> list[hypothesis_strategies.Document]:
     return [server(name, [{"mac": f"52:54:00:03:00:{number:02x}"}]) for number, name in enumerate(HOSTILE)]
 
 
-def with_loaders() -> list[fleet_strategies.Document]:
+def with_loaders() -> list[hypothesis_strategies.Document]:
     made = three_hundred()
     for number, each in enumerate(made):
         each["spec"] |= [{"loader": "iPXE"}, {"loader": "GRUB"}, {}][number % 3]
@@ -307,13 +313,15 @@ def test_no_artifact_is_ever_named() -> None:
     artifacts = {
         name: {"url": f"assets:some.{name}", "sha256": "a" * 64} for name in ("uki", "iso", "loader", "kernel")
     }
-    image = fleet_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
+    image = hypothesis_strategies.document("BootImage", "i-1", {"version": "1", "architectures": {"x86_64": artifacts}})
     boots = {"method": "UefiHttp", "httpBoot": "uki", "image": "i-1"}
-    profile = fleet_strategies.document("BootProfile", "web", boots)
-    policy = fleet_strategies.document("BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"})
-    fleet = fleet_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
+    profile = hypothesis_strategies.document("BootProfile", "web", boots)
+    policy = hypothesis_strategies.document(
+        "BootPolicy", "web", {"select": "All", "profile": "web", "networkBoot": "Once"}
+    )
+    fleet = hypothesis_strategies.document("Fleet", "test", {"baseURL": "http://192.0.2.1", "outputs": OUTPUTS})
     text = "".join(
-        configuration(fleet_strategies.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values()
+        configuration(hypothesis_strategies.decided([fleet, image, profile, policy, *three_hundred()[:1]])).values()
     )
     assert "some." not in text
     assert "assets/" in text and "assets/" not in text.replace("assets/loaders/", "")

@@ -16,12 +16,12 @@ from gitboot.render.server_files import RenderedState, server_state
 from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decisions
-from tests.helpers import fleet_of_every_path, httpx_client
+from tests.helpers import http_peers, mirrors
 from tests.helpers.cases import for_each
+from tests.helpers.endpoints import LOADER, Site
 from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, uuid_of
-from tests.helpers.served_tree import LOADER, Site
-from tests.helpers.signed_list_clients import lies
-from tests.helpers.ways_to_publish import WAYS
+from tests.helpers.mirrors import WAYS
+from tests.helpers.signed_lists import lies
 
 NOON = at("20T12:00")
 OUTPUTS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]")
@@ -225,9 +225,9 @@ def test_what_a_copy_boots_after_a_window_has_its_data_there_before() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_finding_m10_one_request_to_a_mirror_finds_each_file_of_one_server(tmp_path: Path, way: str) -> None:
     (folder := tmp_path / "way").mkdir()
-    site, published = Site(tmp_path / "output"), fleet_of_every_path.FLEET.servers
-    site.publish(fleet_of_every_path.FLEET)
-    with WAYS[way](site.root, folder) as mirror, httpx_client.Client(base_url=mirror.url, headers=LOADER) as client:
+    site, published = Site(tmp_path / "output"), mirrors.FLEET_OF_EVERY_PATH.servers
+    site.publish(mirrors.FLEET_OF_EVERY_PATH)
+    with WAYS[way](site.root, folder) as mirror, http_peers.Client(base_url=mirror.url, headers=LOADER) as client:
         for server, state in published.items():
             found = client.get(f"/{listing_path(server).removeprefix('boot/')}").json()["files"]
             assert found.keys() == in_tree(state, server).keys()

@@ -17,10 +17,10 @@ from gitboot.render.grub import first_configuration
 from gitboot.render.paths import File
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.server_decision import Decisions, idle
-from tests.helpers import fleet_strategies
-from tests.helpers.fleet_strategies import GeneratedFleet
+from tests.helpers import hypothesis_strategies
+from tests.helpers.cases import examples
 from tests.helpers.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import GeneratedFleet
 
 NOON = at("20T12:00")
 ALL = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid], unknownServers: {profile: repair}"
@@ -35,11 +35,13 @@ def tree(decisions: Decisions) -> dict[str, File]:
 
 
 @settings(max_examples=examples(40))
-@given(made=fleet_strategies.fleets())
+@given(made=hypothesis_strategies.fleets())
 def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: GeneratedFleet) -> None:
     spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid", "serial"]}
-    decisions = fleet_strategies.decided(made.having(fleet_strategies.document("Fleet", "test", spec)).documents)
-    files = fleet_strategies.tree(decisions, made.records, made.at)
+    decisions = hypothesis_strategies.decided(
+        made.having(hypothesis_strategies.document("Fleet", "test", spec)).documents
+    )
+    files = hypothesis_strategies.tree(decisions, made.records, made.at)
     for host in decisions.hosts:
         decision = decisions.servers[host.server]
         macs = decision.macs if decision.restrict else tuple(nic.mac for nic in host.nics)

@@ -19,9 +19,9 @@ from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
+from tests.helpers.endpoints import ALWAYS, planned
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
-from tests.helpers.instance_process import Repository, git
-from tests.helpers.served_tree import ALWAYS, planned
+from tests.helpers.running_instance import Repository, git
 
 BEFORE, AFTER = at("20T21:00"), at("21T21:00")
 SHOWN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")

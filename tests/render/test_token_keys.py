@@ -19,8 +19,8 @@ from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from tests.helpers.cases import for_each
+from tests.helpers.endpoints import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
 from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.served_tree import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 KEYS: Final = TokenKeys(KEY)

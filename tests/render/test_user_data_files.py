@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.render.user_data_files import disc
-from tests.helpers.git_servers import program
+from tests.helpers.git_repositories import program
 
 NOCLOUD = {
     "meta-data": b'instance-id: "1"\n',

@@ -22,11 +22,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import take
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.render.paths import TABLE, File, Role, kind_of
-from tests.helpers import fleet_of_every_path, httpx_client
-from tests.helpers.file_servers import Mirror, broken, caddy, nginx
-from tests.helpers.fleets import SEED, fleet, image, policy, profile, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.served_tree import (
+from tests.helpers import http_peers, mirrors
+from tests.helpers.endpoints import (
     BEFORE,
     ENTRY,
     GRUB,
@@ -40,6 +37,9 @@ from tests.helpers.served_tree import (
     planned,
     read_all,
 )
+from tests.helpers.fleets import SEED, fleet, image, policy, profile, server
+from tests.helpers.forked_commands import captured
+from tests.helpers.mirrors import Mirror, broken, caddy, nginx
 
 REPORTING = (
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -72,7 +72,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def endpoint(output: Path) -> Iterator[httpx.Client]:
-    with Site(output).serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with Site(output).serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -86,7 +86,7 @@ def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytes
 
 @pytest.fixture
 def client(mirror: Mirror) -> Iterator[httpx.Client]:
-    with httpx_client.Client(base_url=mirror.url, headers=LOADER) as client:
+    with http_peers.Client(base_url=mirror.url, headers=LOADER) as client:
         yield client
 
 
@@ -298,14 +298,12 @@ def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: P
     made.mkdir()
     with (nginx if kind == "nginx" else caddy)(copy, output / "ops/serve", made) as mirror:
         asked = (ENTRY, "/unknown.ipxe", "/boot.ipxe", "/", "/nothing")
-        assert {path: httpx_client.get(f"{mirror.url}{path}").status_code for path in asked} == dict.fromkeys(
-            asked, 503
-        )
+        assert {path: http_peers.get(f"{mirror.url}{path}").status_code for path in asked} == dict.fromkeys(asked, 503)
         shutil.copytree(output / "boot/v1", copy / "v1")
-        assert httpx_client.get(f"{mirror.url}{ENTRY}").status_code == 200
-        assert httpx_client.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 503
+        assert http_peers.get(f"{mirror.url}{ENTRY}").status_code == 200
+        assert http_peers.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 503
         shutil.copy(output / "boot/boot.ipxe", copy)
-        assert httpx_client.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 404
+        assert http_peers.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 404
 
 
 def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(output: Path, client: httpx.Client) -> None:
@@ -328,15 +326,15 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A published tree with a path of each kind."""
     root = tmp_path_factory.mktemp("every") / "output"
     root.mkdir()
-    Site(root).publish(fleet_of_every_path.FLEET)
+    Site(root).publish(mirrors.FLEET_OF_EVERY_PATH)
     return root
 
 
 @pytest.fixture(scope="module")
 def answered(every: Path) -> dict[str, httpx.Response]:
     """Return what an endpoint answers."""
-    with Site(every).serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
-        return {path: client.get(path) for path in fleet_of_every_path.PATHS}
+    with Site(every).serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+        return {path: client.get(path) for path in mirrors.EVERY_PATH}
 
 
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
@@ -355,37 +353,33 @@ def headers_of(path: str, answer: httpx.Response) -> tuple[object, ...]:
 
 
 def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
-    found = {kind_of(f"boot{path}") for path in fleet_of_every_path.FLEET.boot_files}
+    found = {kind_of(f"boot{path}") for path in mirrors.FLEET_OF_EVERY_PATH.boot_files}
     assert found == {kind for kind in TABLE if kind.role is not Role.SEALED} | {None}
 
 
-@pytest.mark.parametrize(
-    "base", ["", fleet_of_every_path.BASE, fleet_of_every_path.SITE], ids=["no path", "the Fleet's", "a site's"]
-)
+@pytest.mark.parametrize("base", ["", mirrors.BASE_PATH, mirrors.SITE], ids=["no path", "the Fleet's", "a site's"])
 def test_finding_m9_each_kind_of_path_has_the_endpoints_headers(
     answered: dict[str, httpx.Response], below: Mirror, base: str
 ) -> None:
-    with httpx_client.Client(base_url=f"{below.url}{base}") as client:
+    with http_peers.Client(base_url=f"{below.url}{base}") as client:
         for path, ours in answered.items():
             theirs = client.get(path)
             assert theirs.content == _every(path), path
             assert headers_of(path, theirs) == headers_of(path, ours), path
 
 
-@pytest.mark.parametrize(
-    "base", ["", fleet_of_every_path.BASE, fleet_of_every_path.SITE], ids=["no path", "the Fleet's", "a site's"]
-)
+@pytest.mark.parametrize("base", ["", mirrors.BASE_PATH, mirrors.SITE], ids=["no path", "the Fleet's", "a site's"])
 def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpoint(
     tmp_path: Path, below: Mirror, base: str
 ) -> None:
     site = Site(tmp_path / "output")
-    site.publish(fleet_of_every_path.FLEET)
+    site.publish(mirrors.FLEET_OF_EVERY_PATH)
     with (
         site.serve() as url,
-        httpx_client.Client(base_url=url, headers=LOADER) as endpoint,
-        httpx_client.Client(base_url=f"{below.url}{base}") as client,
+        http_peers.Client(base_url=url, headers=LOADER) as endpoint,
+        http_peers.Client(base_url=f"{below.url}{base}") as client,
     ):
-        for path in [path for path in fleet_of_every_path.PATHS if _every(path) and not is_report(path)]:
+        for path in [path for path in mirrors.EVERY_PATH if _every(path) and not is_report(path)]:
             for name, value in (("if-none-match", "ETAG"), ("range", "bytes=0-0")):
                 statuses = []
                 for asked in (endpoint, client):
@@ -395,18 +389,16 @@ def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpo
 
 
 def _every(path: str) -> bytes:
-    return fleet_of_every_path.FLEET.boot_files[path].content
+    return mirrors.FLEET_OF_EVERY_PATH.boot_files[path].content
 
 
 def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(every: Path, below: Mirror) -> None:
-    assert verified("--tree", every, f"{below.url}{fleet_of_every_path.BASE}")[1]["items"] == []
-    path = next(
-        path for path in fleet_of_every_path.PATHS if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/")
-    )
-    for base in ("", fleet_of_every_path.BASE, fleet_of_every_path.SITE):
+    assert verified("--tree", every, f"{below.url}{mirrors.BASE_PATH}")[1]["items"] == []
+    path = next(path for path in mirrors.EVERY_PATH if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/"))
+    for base in ("", mirrors.BASE_PATH, mirrors.SITE):
         begins = below.log.stat().st_size
         for asked in (path, f"/ipxe?mac={path.split('/')[3]}"):
-            assert httpx_client.get(f"{below.url}{base}{asked}", headers=LOADER).content == _every(path)
+            assert http_peers.get(f"{below.url}{base}{asked}", headers=LOADER).content == _every(path)
 
         def both(begins: int = begins) -> bool:
             return len(_observed(below, begins)) == 2
@@ -423,7 +415,7 @@ def _observed(mirror: Mirror, begins: int) -> list[str]:
 
 @pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
 def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
-    assert httpx_client.get(f"{below.url}{base}/boot.ipxe").status_code == 404
+    assert http_peers.get(f"{below.url}{base}/boot.ipxe").status_code == 404
 
 
 # What is logged

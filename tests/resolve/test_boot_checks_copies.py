@@ -10,8 +10,8 @@ import pytest
 from gitboot.problems import Code, Severity
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, policy, profile, server
-from tests.helpers.instance_process import Repository
 from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.running_instance import Repository
 
 BASE: Final = "baseURL: 'http://boot.test'"
 HTTP: Final = f"{BASE}, endpoint: 'http://gitboot.test'"

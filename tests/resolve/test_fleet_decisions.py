@@ -38,7 +38,7 @@ from tests.helpers.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.helpers.redfish_double.certificates import authority_until
+from tests.helpers.http_peers import authority_until
 
 NOON = at("20T12:00")
 INSTALLED = Record(provision=1, image="flatcar-1", pool="web")

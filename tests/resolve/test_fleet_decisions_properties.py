@@ -28,7 +28,9 @@ from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decision, Decisions, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
-from tests.helpers.fleet_strategies import (
+from tests.helpers.cases import examples
+from tests.helpers.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
+from tests.helpers.hypothesis_strategies import (
     FILES,
     IMAGES,
     SPARE,
@@ -51,8 +53,6 @@ from tests.helpers.fleet_strategies import (
     shuffled,
     tree,
 )
-from tests.helpers.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
-from tests.helpers.search_effort import examples
 
 # Whole fleets take a while to draw, which says nothing about a law, and much longer to explain.
 LAWS = settings(

@@ -25,6 +25,7 @@ from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import returning
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
+from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import (
     SEED,
     at,
@@ -39,7 +40,6 @@ from tests.helpers.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.helpers.reviewed_changes import FLEET, Files, compared, reviewed
 
 BEFORE = SystemUuid(uuid_of("before"))
 ATTEMPTED = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(at("20T22:00"), "boot/x", "10.0.0.7"),)),))

@@ -28,9 +28,8 @@ from gitboot.resolve.provisioning_record import (
     imported,
 )
 from gitboot.resolve.server_plan import Cause
-from tests.helpers.cases import for_each
+from tests.helpers.cases import examples, for_each
 from tests.helpers.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
-from tests.helpers.search_effort import examples
 from tests.ledger.test_store import RECORDS
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))

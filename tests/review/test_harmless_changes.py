@@ -45,10 +45,9 @@ from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.harmless_changes import is_less
 from gitboot.review.reinstalls import Reinstall, Why, reinstalls
 from gitboot.review.risks import Risk
-from tests.helpers.cases import for_each
+from tests.helpers.cases import examples, for_each
+from tests.helpers.evaluations import FLEET, SERVERS, Files, compared
 from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
-from tests.helpers.reviewed_changes import FLEET, SERVERS, Files, compared
-from tests.helpers.search_effort import examples
 
 NOON = at("20T12:00")
 

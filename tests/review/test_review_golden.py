@@ -22,8 +22,8 @@ from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome
 from tests.helpers.cases import for_each
+from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, reviewed
 from tests.helpers.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.reviewed_changes import FLEET, SERVERS, USER_DATA, Files, reviewed
 
 ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = Path(__file__).parents[1] / "golden_review"

@@ -28,6 +28,7 @@ from gitboot.review.document_changes import Fate
 from gitboot.review.reinstalls import Why
 from gitboot.review.risks import Effect, Risk, When, risks
 from tests.helpers.cases import for_each
+from tests.helpers.evaluations import FLEET, Files, compared
 from tests.helpers.fleets import (
     at,
     decision,
@@ -42,7 +43,6 @@ from tests.helpers.fleets import (
     snapshot,
     uuid_of,
 )
-from tests.helpers.reviewed_changes import FLEET, Files, compared
 
 NAME = "fra1-web01"
 PATH = f"servers/{NAME}.yaml"

@@ -14,11 +14,11 @@ from pathlib import Path
 from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import mac_of
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository, eventually, git
-from tests.helpers.served_tree import LOADER
+from tests.helpers.running_instance import Repository, eventually, git
 from tests.scenarios.test_kill import documents
 
 ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
@@ -76,7 +76,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
         tree = PublishedTree(output, lambda: at)
         endpoint = Endpoint(output, tree, lambda: at)
         url = url_of("127.0.0.1:0", listening)
-        with EndpointServer(endpoint, listening), httpx_client.Client(base_url=url, headers=LOADER) as client:
+        with EndpointServer(endpoint, listening), http_peers.Client(base_url=url, headers=LOADER) as client:
 
             def over_http(path: str) -> str | None:
                 response = client.get(f"/{path}")

@@ -27,13 +27,13 @@ from gitboot.publish.targets.s3 import bucket_opener
 from gitboot.publish.targets.sync_steps import StoreTarget
 from tests.controller.test_notifications_delivery import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.bmcs import PASSWORD, racks
 from tests.helpers.fleets import server
 from tests.helpers.forges import TOKEN, forge_host
-from tests.helpers.git_servers import HttpsServer
-from tests.helpers.instance_process import Instance, Repository, eventually, running
-from tests.helpers.notification_receivers import SECRET, hook, notify_file, write_private
+from tests.helpers.git_repositories import HttpsServer
+from tests.helpers.http_peers import SECRET, hook, notify_file, write_private
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
 def keys_in(folder: Path) -> tuple[str, str]:
@@ -146,12 +146,12 @@ FIRST, SECOND = "the-first-token-of-16", "another-token-of-16"
 def push(instance: Instance, secret: str) -> int:
     """Return the answer to a webhook as GitLab sends it."""
     operators = next(each["url"] for each in instance.events if each["type"] == "ListeningForOperators")
-    return httpx_client.post(f"{operators}/hooks/push", content=b"{}", headers={"x-gitlab-token": secret}).status_code
+    return http_peers.post(f"{operators}/hooks/push", content=b"{}", headers={"x-gitlab-token": secret}).status_code
 
 
 def ask(instance: Instance, token: str) -> int:
     operators = next(each["url"] for each in instance.events if each["type"] == "ListeningForOperators")
-    return httpx_client.get(f"{operators}/api/v1/status", headers={"authorization": f"Bearer {token}"}).status_code
+    return http_peers.get(f"{operators}/api/v1/status", headers={"authorization": f"Bearer {token}"}).status_code
 
 
 def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(

@@ -21,11 +21,9 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import shard_of
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
+from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench, Parts, in_process
+from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
 MOST_PACKS = 51  # of the clone; more are made one

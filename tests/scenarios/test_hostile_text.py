@@ -20,13 +20,13 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit, cli
+from tests.helpers.disks_and_terminals import read_to_end
+from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import Command, Heard, captured
-from tests.helpers.instance_process import begin
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack
-from tests.helpers.repositories import Work
-from tests.helpers.served_tree import LOADER
-from tests.helpers.terminals import read_to_end
+from tests.helpers.running_instance import begin
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
 # What a file may be called: a slash would begin another folder.

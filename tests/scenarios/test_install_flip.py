@@ -16,11 +16,11 @@ from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.ledger import instance_tables
 from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
 from gitboot.system_clock import Keeping
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
-from tests.helpers.served_tree import LOADER
+from tests.helpers.running_instance import Repository
 
 USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
 DOCUMENTS = (
@@ -101,7 +101,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
             clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
             instance_tables.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
-            with served(tmp_path, clock) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+            with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():
                     clock.now = now
                     if order.random() < 0.3:  # a pass may come at any time, or not at all
@@ -115,7 +115,7 @@ def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> 
     clock = Clock(START - timedelta(hours=1))
     with assembled(tmp_path, clock) as parts:
         parts.reconciler.reconcile(START - timedelta(hours=1))
-    with served(tmp_path, clock) as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
             entries = {path: client.get(path).text for path in LOOKUPS[:4]}

@@ -25,10 +25,8 @@ from gitboot.review.guards import Limits
 from gitboot.status.events import Event
 from gitboot.status.instance_status import Held
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_doubles import note_fetch
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
+from tests.helpers.instance_in_process import Bench, Parts, in_process, note_fetch
+from tests.helpers.running_instance import Repository
 
 INSTALLS = (Phase.NETWORK, Cause.PENDING)
 

@@ -16,10 +16,10 @@ from gitboot.endpoint.connections import TOO_LARGE, Bodies
 from gitboot.render.server_files import RenderedState, server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.endpoints import BEFORE, LOADER, START, Fleet, Site
+from tests.helpers.endpoints import site as new_site
 from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.served_tree import BEFORE, LOADER, START, Fleet, Site
-from tests.helpers.served_tree import site as new_site
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
 CONSUMED = Record(consumed_at=BEFORE - timedelta(hours=1), consumed_key="provision/1")
@@ -154,7 +154,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> Iterator[httpx.Client]:
-    with site.serve() as url, httpx_client.Client(base_url=url, headers=LOADER) as client:
+    with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 
@@ -328,12 +328,12 @@ def test_a_report_that_no_instance_will_read_is_answered_503(giver: str | None, 
     with new_site(None) as site:
         site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
         with site.serve(records=records) as url:
-            for answer in (httpx_client.post(url + path, content=b"x"), httpx_client.get(url + path)):
+            for answer in (http_peers.post(url + path, content=b"x"), http_peers.get(url + path)):
                 assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-            assert httpx_client.head(url + path).status_code == 204, "HEAD reports nothing"
+            assert http_peers.head(url + path).status_code == 204, "HEAD reports nothing"
         assert site.observed() == []
 
 
 def test_a_report_is_answered_503_until_a_tree_is_published() -> None:
     with new_site(None) as site, site.serve() as url:
-        assert httpx_client.post(url + ASKED).status_code == 503
+        assert http_peers.post(url + ASKED).status_code == 503

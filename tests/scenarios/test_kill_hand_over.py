@@ -25,7 +25,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository
+from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import INSTALLS, World, shown
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 

@@ -20,14 +20,11 @@ from typing import Any, TextIO
 
 import pytest
 
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import fleet, image, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.redfish_double.double import Answer, Boot, Machine
-from tests.helpers.redfish_double.profiles import ENABLED
-from tests.helpers.redfish_double.samples import Json
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.fleets import fleet, give_credentials, image, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench
+from tests.helpers.redfish_double.machine import Answer, Boot, Machine
+from tests.helpers.redfish_double.profiles import ENABLED, Json
+from tests.helpers.redfish_double.server import RedfishServer, Service
 
 POINTS = ("the PATCH has arrived", "the PATCH was applied", "it is read back", "some instant")
 PASSES = 2

@@ -21,11 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, record_facts
-from tests.helpers.configuration import give_credentials
-from tests.helpers.machine_lives.commits import Repair, Way
-from tests.helpers.machine_lives.lives import MONITOR, STRANGER, Life
-from tests.helpers.machine_lives.machines import RESCUE, Watched
-from tests.helpers.redfish_double.faults import Body, Drop, Fault, Ignored, Intrusion, Reverted, Status, Truncated
+from tests.helpers.bmcs import RESCUE, Watched
+from tests.helpers.cases import USUAL
+from tests.helpers.fleets import give_credentials
+from tests.helpers.machine_lives import MONITOR, STRANGER, Life, Repair, Way
 from tests.helpers.redfish_double.profiles import (
     AMI,
     ENABLED,
@@ -41,9 +40,18 @@ from tests.helpers.redfish_double.profiles import (
     XCC,
     Profile,
 )
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
-from tests.helpers.search_effort import USUAL
+from tests.helpers.redfish_double.server import (
+    Body,
+    Drop,
+    Fault,
+    Ignored,
+    Intrusion,
+    RedfishServer,
+    Reverted,
+    Service,
+    Status,
+    Truncated,
+)
 
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP
 

@@ -17,14 +17,13 @@ import pytest
 
 from gitboot.fetchlog.spool import take
 from gitboot.render.paths import File, content_type_of, delivery_of
-from tests.helpers import fleet_of_every_path, httpx_client
-from tests.helpers.file_servers import CACHES, broken, unconfigured_nginx
+from tests.helpers import http_peers, mirrors
+from tests.helpers.endpoints import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
 from tests.helpers.fleets import SEED, at, fleet, maintenance, policy, server
 from tests.helpers.forked_commands import captured
 from tests.helpers.instance_with_bmcs import POOL
-from tests.helpers.served_tree import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
-from tests.helpers.signed_list_clients import SignedSite
-from tests.helpers.ways_to_publish import WAYS, Way, endpoint_at
+from tests.helpers.mirrors import CACHES, WAYS, Way, broken, endpoint_at, unconfigured_nginx
+from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_mirror_program import MirrorHost
 from tests.render.test_boot_files_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
@@ -33,8 +32,8 @@ WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
 MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
 KERNEL = f"/o/{'5e' * 32}/vmlinuz"
 EVERY = replace(
-    fleet_of_every_path.FLEET,
-    shared={**fleet_of_every_path.FLEET.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)},
+    mirrors.FLEET_OF_EVERY_PATH,
+    shared={**mirrors.FLEET_OF_EVERY_PATH.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)},
 )
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
@@ -57,7 +56,7 @@ class Cached(NamedTuple):
         self.way.bring_up()
 
     def get(self, path: str) -> Any:
-        return httpx_client.get(f"{self.url}{path}", headers=LOADER)
+        return http_peers.get(f"{self.url}{path}", headers=LOADER)
 
 
 @pytest.fixture(params=WAYS)
@@ -98,9 +97,9 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
     for _ in range(2):
         assert contents(cached, ENDED) == {}
     for path in NAMES:
-        behind = httpx_client.get(f"{cached.way.url}{path}", headers=LOADER)
+        behind = http_peers.get(f"{cached.way.url}{path}", headers=LOADER)
         for method in ("GET", "HEAD"):
-            found = httpx_client.request(method, f"{cached.url}{path}", headers=LOADER)
+            found = http_peers.request(method, f"{cached.url}{path}", headers=LOADER)
             for name in ("content-type", "content-length", "cache-control"):
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
@@ -125,12 +124,12 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: s
 def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(cached: Cached) -> None:
     """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
     cached.publish(EVERY)
-    for path in fleet_of_every_path.PATHS:
+    for path in mirrors.EVERY_PATH:
         found = cached.get(path)
         headers = (found.status_code, *(found.headers.get(name) for name in ("content-type", "cache-control")))
         assert headers == (200, content_type_of(f"boot{path}"), delivery_of(f"boot{path}").cache_control), path
     for start in (0, 1000):
-        part = httpx_client.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
+        part = http_peers.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
         assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
 
 
@@ -171,9 +170,9 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
         CACHES["squid"](mirror, tmp_path / "squid") as url,
     ):
         os.utime(timestamp, (0, 0))
-        assert httpx_client.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
+        assert http_peers.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
         site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
-        assert httpx_client.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
+        assert http_peers.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
         assert faults(url)["/signed/timestamp.json"] == "Cached"
 
 
@@ -279,7 +278,7 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
             assert evidence(store.log, tmp_path / "spool") == []
             (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
             assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
-            httpx_client.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
+            http_peers.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
             assert evidence(store.log, tmp_path / "spool") == [f"boot{report}"]
 
 

@@ -15,13 +15,12 @@ import pytest
 
 from gitboot.cli.main import Exit
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server
-from tests.helpers.git_servers import free_port, program
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers import http_peers
+from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server
+from tests.helpers.git_repositories import free_port, program
 from tests.helpers.instance_with_bmcs import Rack, condition, typed, until_condition
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 IPXE = {"user-agent": "iPXE/1.21.1"}
 PROXY = "127.0.0.2"
@@ -40,8 +39,8 @@ class Client:
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         if self.address is None:
-            return httpx_client.get(f"{self.url}{path}", headers=headers)
-        with httpx_client.Client(transport=httpx.HTTPTransport(local_address=PROXY)) as proxy:
+            return http_peers.get(f"{self.url}{path}", headers=headers)
+        with http_peers.Client(transport=httpx.HTTPTransport(local_address=PROXY)) as proxy:
             return proxy.get(f"{self.url}{path}", headers={**headers, "x-forwarded-for": self.address})
 
     @property
@@ -246,7 +245,7 @@ def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says
             assert token is not None
             path = web01.entry.replace("boot.ipxe", f"failed/{token[1]}")
             log = f"attempt {number}\n\x1b[31mno disk\n".encode()
-            assert httpx_client.post(f"{instance.url}{path}", content=log).status_code == 204
+            assert http_peers.post(f"{instance.url}{path}", content=log).status_code == 204
             eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
         assert not web01.is_given_its_boot()
         found = until_condition(instance, "BootsProven", status=False, reason="Failed")
@@ -280,7 +279,7 @@ def test_a_proxy_near_the_machines_keeps_no_boot(tmp_path: Path) -> None:
 
 def test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted(tmp_path: Path) -> None:
     with instance_of(tmp_path, documents("web01")) as instance, forwarding(instance.url, tmp_path / "proxy") as url:
-        assert httpx_client.get(f"{url}/api/v1/servers").status_code == 404
+        assert http_peers.get(f"{url}/api/v1/servers").status_code == 404
         found = until_condition(instance, "ProxiesNamed", status=False, reason="Unnamed")
         assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
         assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
@@ -291,10 +290,10 @@ def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp
     with (
         instance_of(tmp_path, documents("web01"), *arguments) as instance,
         forwarding(instance.url, tmp_path / "proxy") as url,
-        httpx_client.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as stranger,
+        http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as stranger,
     ):
         invented = {"x-forwarded-for": "127.0.0.1"}
-        assert httpx_client.get(f"{url}/api/v1/servers").status_code == 200
+        assert http_peers.get(f"{url}/api/v1/servers").status_code == 200
         assert stranger.get(f"{url}/api/v1/servers").status_code == 404
         assert stranger.get(f"{url}/api/v1/servers", headers=invented).status_code == 404
         assert stranger.get(f"{instance.url}/api/v1/servers", headers=invented).status_code == 404
@@ -305,8 +304,8 @@ def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_
     with instance_of(tmp_path, documents("web01")) as instance:
         done = typed("stop-installs", "--state", tmp_path / "state", *REASON)
         assert done.code == 0, done
-        eventually(lambda: "INC-4711" in httpx_client.get(f"{instance.url}/readyz").text)
-        by_a_stranger = httpx_client.get(f"{instance.url}/readyz", headers={"host": "boot.test"})
+        eventually(lambda: "INC-4711" in http_peers.get(f"{instance.url}/readyz").text)
+        by_a_stranger = http_peers.get(f"{instance.url}/readyz", headers={"host": "boot.test"})
         assert by_a_stranger.text in ("ready\n", "not ready\n")
 
 
@@ -346,7 +345,7 @@ def nginx(text: str, folder: Path) -> Iterator[str]:
     (folder / "nginx.conf").write_text(text.replace("PORT", port))
     process = subprocess.Popen([program("nginx", "nginx"), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
     try:
-        eventually(lambda: httpx_client.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
+        eventually(lambda: http_peers.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

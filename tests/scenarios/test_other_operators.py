@@ -65,10 +65,9 @@ from tests.helpers.fleets import (
     server,
     uuid_of,
 )
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, ILO6, PROFILES, Profile, Property
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import RedfishServer, Service
 
 Case: TypeAlias = dict[str, Any]
 

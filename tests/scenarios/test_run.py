@@ -16,17 +16,26 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.commands.run import _LONGEST_END_S
-from tests.helpers import httpx_client
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
+from tests.helpers import http_peers
+from tests.helpers.endpoints import LOADER
+from tests.helpers.fleets import (
+    SEED,
+    configured,
+    give_credentials,
+    image,
+    mac_of,
+    maintenance,
+    naming,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
 from tests.helpers.forked_commands import Command, start
-from tests.helpers.instance_process import Instance, Repository, evaluators, eventually, ledger_in, running
 from tests.helpers.instance_with_bmcs import Rack
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Hang
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
-from tests.helpers.served_tree import LOADER
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.redfish_double.server import Hang, RedfishServer, Service
+from tests.helpers.running_instance import Instance, Repository, evaluators, eventually, ledger_in, running
 
 ROOT = Path(__file__).parents[2]
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
@@ -58,7 +67,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     answers: list[tuple[datetime, datetime, str]] = []
 
     def ask(instance: Instance, path: str, end: datetime) -> None:
-        with httpx_client.Client(base_url=instance.url, headers=LOADER) as client:
+        with http_peers.Client(base_url=instance.url, headers=LOADER) as client:
             while datetime.now(UTC) < end + timedelta(seconds=1):
                 sent = datetime.now(UTC)
                 body = client.get(path).text

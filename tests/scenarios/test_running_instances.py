@@ -16,9 +16,9 @@ from gitboot.cli.main import Exit, exit_of
 from gitboot.errors import LockedByAnother
 from gitboot.fetchlog.spool import files
 from tests.helpers.fleets import uuid_of
-from tests.helpers.instance_process import Instance, eventually, running
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
+from tests.helpers.running_instance import Instance, eventually, running
 
 
 @pytest.fixture

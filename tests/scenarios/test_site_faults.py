@@ -7,12 +7,11 @@ from typing import Any, Final
 
 import pytest
 
+from tests.helpers.cases import USUAL
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.search_effort import USUAL
-from tests.helpers.site_lives.commits import Ways
 from tests.helpers.site_lives.faults import lives_of, search
 from tests.helpers.site_lives.lives import Life, Step
-from tests.helpers.site_lives.site import LOOKUPS
+from tests.helpers.site_lives.running_site import LOOKUPS, Ways
 
 SEED: Final = 2028
 BY_MAC, BY_UUID, BY_GRUB = LOOKUPS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.search_effort import USUAL
+from tests.helpers.cases import USUAL
 from tests.helpers.site_lives.lives import KINDS, folder_for_lives, life_of, world
 
 _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -rP

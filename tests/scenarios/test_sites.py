@@ -48,17 +48,25 @@ from tests.evaluator.test_evaluation_properties import (
     tree_of,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets
-from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
-from tests.helpers.instance_doubles import note_fetch
-from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Repository
+from tests.helpers.fleets import (
+    at,
+    fleet,
+    give_credentials,
+    image,
+    maintenance,
+    policy,
+    profile,
+    server,
+    snapshot,
+    uuid_of,
+)
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
+from tests.helpers.instance_in_process import in_process, note_fetch
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import INSTALLS, World, held_digest, shown
 
 SITES: Final = ("ams2", "fra1")

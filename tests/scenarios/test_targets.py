@@ -20,13 +20,12 @@ import pygit2
 import pytest
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
-from tests.helpers import instance_process as instance_module
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
+from tests.helpers import running_instance as instance_module
+from tests.helpers.fleets import SEED, configured, document, give_credentials, image, mac_of, policy, profile, uuid_of
 from tests.helpers.forked_commands import captured
-from tests.helpers.instance_process import Instance, Repository, eventually, git, running
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, typed, until_condition
-from tests.helpers.s3_server import KEY, Store, s3_server
+from tests.helpers.mirrors import KEY, Store, s3_server
+from tests.helpers.running_instance import Instance, Repository, eventually, git, running
 from tests.publish.test_mirror_repair import publish_signed
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"

@@ -31,17 +31,27 @@ from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.work_progress import Laps, Stage
 from tests.controller.records.test_provisioning_maintenance import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.failing_disk import fill, small_disk
-from tests.helpers.fleets import SEED, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import NOON, Bench
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository, eventually
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.fleets import (
+    SEED,
+    configured,
+    document,
+    fleet,
+    give_credentials,
+    image,
+    mac_of,
+    maintenance,
+    policy,
+    profile,
+    server,
+    uuid_of,
+)
+from tests.helpers.instance_in_process import NOON, Bench, Parts, in_process
 from tests.helpers.instance_with_bmcs import POOL, Blade, Rack, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.machine import Machine
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository, eventually
 from tests.scenarios.test_running_instances import ledger_locked
 
 PASSWORD = "correct horse"

@@ -27,12 +27,11 @@ from uuid import uuid4
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.helpers.configuration import configured, give_credentials
-from tests.helpers.fleets import image, maintenance, profile
-from tests.helpers.instance_process import Instance, eventually, git
+from tests.helpers.fleets import configured, give_credentials, image, maintenance, profile
 from tests.helpers.instance_with_bmcs import Done, typed
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
+from tests.helpers.running_instance import Instance, eventually, git
 from tests.upgrades import make
 
 UPGRADES: Final = Path(make.__file__).parent

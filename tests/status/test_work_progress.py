@@ -26,10 +26,10 @@ from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
 from gitboot.status.events import Event
 from gitboot.status.work_progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
-from tests.helpers import httpx_client, openapi_description
+from tests.helpers import endpoints, http_peers
+from tests.helpers.disks_and_terminals import shown
+from tests.helpers.endpoints import site as new_site
 from tests.helpers.published_trees import server_files
-from tests.helpers.served_tree import site as new_site
-from tests.helpers.terminals import shown
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
@@ -136,7 +136,7 @@ def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: 
 def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:
     LeftStatus(tmp_path, lambda: AT).note(Underway(work=Work.READ, done=1, total=2, left_s=3))
     found = read_status(tmp_path)
-    assert openapi_description.problems("InstanceStatus", {**found, "conditions": []}) == []
+    assert endpoints.openapi_problems("InstanceStatus", {**found, "conditions": []}) == []
     assert (found["progress"]["work"], found["progress"]["leftSeconds"]) == ("Reading", 3)
 
 
@@ -163,7 +163,7 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
         def step(done: int, total: int) -> None:
             clock.now_s += FIRST_S
             note(done, total)
-            answer = httpx_client.get(f"{url}/readyz")
+            answer = http_peers.get(f"{url}/readyz")
             said.append((answer.status_code, answer.text))
 
         servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(b"%d" % n)}) for n in range(9)}
@@ -172,7 +172,7 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
             Directory.open(site.root, ledger="test", told=step) as directory,
         ):
             directory.publish(servers, {}, complete=True, commit="1", at=AT)
-            after = httpx_client.get(f"{url}/readyz")
+            after = http_peers.get(f"{url}/readyz")
     assert said[0] == (503, "nothing is published yet\n")
     (early, middle) = (text for status, text in said[1:4:2] if status == 503)
     assert early.startswith("nothing is published yet\npublishing: 1 of ")

@@ -34,14 +34,12 @@ from typing import Final
 
 import httpx
 
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import mac_of, uuid_of
-from tests.helpers.instance_process import Repository
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.endpoints import LOADER
+from tests.helpers.fleets import give_credentials, mac_of, uuid_of
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
-from tests.helpers.served_tree import LOADER
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository
 
 NAMES: Final = ("web01", "web02", "web03")
 HOST, PORT = "127.59.0.1", 8443  # of the BMCs: the ledger has recorded the address, so a test needs the same one

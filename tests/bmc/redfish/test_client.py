@@ -32,22 +32,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.double import STARTED, Machine
-from tests.helpers.redfish_double.faults import (
-    Body,
-    Drop,
-    Fault,
-    Hang,
-    Huge,
-    Ignored,
-    Intrusion,
-    Redirect,
-    Reverted,
-    Slow,
-    Status,
-    Truncated,
-)
+from tests.helpers.http_peers import Authority
+from tests.helpers.redfish_double.machine import STARTED, Machine
 from tests.helpers.redfish_double.profiles import (
     AMI,
     GENERIC,
@@ -58,8 +44,22 @@ from tests.helpers.redfish_double.profiles import (
     XCC,
     Profile,
 )
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import (
+    Body,
+    Drop,
+    Fault,
+    Hang,
+    Huge,
+    Ignored,
+    Intrusion,
+    RedfishServer,
+    Redirect,
+    Reverted,
+    Service,
+    Slow,
+    Status,
+    Truncated,
+)
 
 URI = "http://boot.example.net/web.efi"
 ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)

@@ -14,9 +14,9 @@ from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack
 from tests.helpers.fleets import uuid_of
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Drop, Ignored
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, IDRAC10, ILO6, Profile
+from tests.helpers.redfish_double.server import Drop, Ignored
 
 TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"

@@ -14,8 +14,8 @@ from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.faults import Body, Redirect
 from tests.helpers.redfish_double.profiles import ILO6, XCC
+from tests.helpers.redfish_double.server import Body, Redirect
 
 FOLLOWED = (301, 302, 307, 308)
 

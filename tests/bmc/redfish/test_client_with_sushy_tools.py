@@ -19,7 +19,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.redfish_double.double import STARTED
+from tests.helpers.redfish_double.machine import STARTED
 
 # One machine for each test.
 FOREIGN, CONTINUOUS, ONCE = (SystemUuid(f"4c4c4544-0034-4a10-8056-b9c04f4d373{number}") for number in (1, 2, 3))

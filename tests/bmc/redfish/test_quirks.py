@@ -21,10 +21,9 @@ from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.errors import GitbootError
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.double import Machine
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import PROFILES, Profile
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import RedfishServer, Service
 
 PAYLOADS = Path(__file__).parents[2] / "helpers" / "redfish_double" / "payloads"
 ROOT = Path(__file__).parents[3]

@@ -17,9 +17,8 @@ from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, Rack, racks
-from tests.helpers.redfish_double.faults import Slow
-from tests.helpers.redfish_double.media import Drive
-from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Drive, Profile
+from tests.helpers.redfish_double.server import Slow
 
 ISO = "http://boot.test/assets/node/1.iso"
 SHORT_S = 0.3

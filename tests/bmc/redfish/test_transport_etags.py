@@ -15,8 +15,8 @@ from gitboot.errors import BmcChanged
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
 from tests.helpers.cases import for_each
-from tests.helpers.redfish_double.faults import Body, Status
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Profile
+from tests.helpers.redfish_double.server import Body, Status
 
 # Name; the header ETag; @odata.etag; the If-Match that the BMC accepts, {} for the opaque value.
 FORMS = [

@@ -16,10 +16,9 @@ from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.worker_pool import BmcPool
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
-from tests.helpers.redfish_double import service
-from tests.helpers.redfish_double.certificates import Authority
-from tests.helpers.redfish_double.faults import Body, Drop, Fault, Redirect, Slow, Status, Truncated
-from tests.helpers.redfish_double.sessions import SESSIONS
+from tests.helpers.http_peers import Authority
+from tests.helpers.redfish_double import server
+from tests.helpers.redfish_double.server import SESSIONS, Body, Drop, Fault, Redirect, Slow, Status, Truncated
 
 LOGIN = ("POST", SESSIONS)
 SYSTEM = ("GET", "/redfish/v1/Systems/1")
@@ -170,7 +169,7 @@ def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
     monkeypatch.setattr(
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
-    monkeypatch.setattr(service, "CHALLENGE", challenge)
+    monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
         assert (set(outcomes(fleet, rack, 2)), asked(rack)) == ({Outcome.UNCHANGED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
     assert [method for method, _ in asked(rack)] == ["DELETE"]
@@ -181,7 +180,7 @@ def test_where_basic_authentication_is_off_a_session_is_opened_at_once(
 def test_a_bmc_that_says_nothing_of_what_it_takes_is_tried_by_a_session_once(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "CHALLENGE", {})
+    monkeypatch.setattr(server, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
     assert (set(outcomes(fleet, rack, 3)), asked(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
 
@@ -225,7 +224,7 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
 ) -> None:
     """It answers the service root without a login, which proves nothing about the password."""
     rack.server.service.takes_basic = False
-    monkeypatch.setattr(service, "CHALLENGE", challenge)
+    monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
         assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
         assert asked(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.ci_runner import CommentHost, Fleet, comment_host, programs_of
+from tests.helpers.forges import CommentHost, Fleet, comment_host, programs_of
 from tests.helpers.forked_commands import for_shells
 
 

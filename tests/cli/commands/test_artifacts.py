@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.errors import GitbootError
+from tests.helpers.artifact_servers import IRONCORE, Registry, digest, registry
 from tests.helpers.fleets import SEED, document, image
-from tests.helpers.registries import IRONCORE, Registry, digest, registry
 
 KERNEL, INITRD = b"kernel", b"initrd"
 

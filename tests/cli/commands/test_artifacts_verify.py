@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.helpers.fleets import document, fleet, maintenance, policy, profile, server
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import Work
 
 Typed = Callable[..., tuple[int, str, str]]
 

@@ -11,12 +11,11 @@ import pytest
 
 from gitboot.cli.main import Exit
 from tests.artifacts.test_boot_loaders_efi import program
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import image, policy, profile, uuid_of
-from tests.helpers.instance_process import eventually
+from tests.helpers.fleets import configured, image, policy, profile, uuid_of
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
-from tests.helpers.redfish_double.faults import Status
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
+from tests.helpers.redfish_double.server import Status
+from tests.helpers.running_instance import eventually
 
 FINE = tuple(f"db{number:02}" for number in range(20))
 LOOSE = configured(max_small_group=100, max_update_percent=100)

@@ -16,7 +16,7 @@ from gitboot.cli.main import Exit
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import Done, Rack
-from tests.helpers.redfish_double.faults import Drop, Status
+from tests.helpers.redfish_double.server import Drop, Status
 
 ALL = frozenset(ResetType)
 

@@ -17,10 +17,9 @@ from click.testing import CliRunner
 from gitboot.cli.commands.diff_and_comment import command
 from gitboot.cli.main import exit_of
 from gitboot.errors import GitbootError
+from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import document, image, maintenance, policy, server
-from tests.helpers.repositories import Work
-from tests.helpers.reviewed_changes import FLEET
-from tests.helpers.signers import Person, allowed, ssh_person
+from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 ONE = {

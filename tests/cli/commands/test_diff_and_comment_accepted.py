@@ -13,9 +13,9 @@ import pytest
 
 from gitboot.cli.instance_client import accepted_by
 from gitboot.errors import HostUnreachable, UsageError
-from tests.helpers.instance_process import eventually
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
-from tests.helpers.repositories import Work
+from tests.helpers.running_instance import eventually
 
 
 @pytest.fixture

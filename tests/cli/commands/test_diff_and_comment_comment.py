@@ -11,7 +11,7 @@ import pytest
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.review.formats.markdown import commit_marker, marker
-from tests.helpers.ci_runner import CommentHost, comment_host
+from tests.helpers.forges import CommentHost, comment_host
 
 COMMIT = "c" * 40
 REVIEW = f"{marker('')}\n{commit_marker(COMMIT)}\n## gitboot diff: fine\n"

@@ -14,8 +14,8 @@ from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.resolve.provisioning_record import Record, exported
 from tests.helpers.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.git_repositories import Work
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import Work
 
 Typed = Callable[..., tuple[int, str, str]]
 

@@ -20,7 +20,7 @@ from gitboot.model.fleet import Evidence
 from gitboot.problems import Code, Severity
 from gitboot.resolve.fleet_decisions import decide
 from tests.helpers.fleets import at
-from tests.helpers.repositories import Work
+from tests.helpers.git_repositories import Work
 
 ROOT = Path(__file__).parents[3]
 

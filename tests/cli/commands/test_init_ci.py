@@ -23,7 +23,8 @@ from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.provisioning_record import exported
-from tests.helpers.ci_runner import (
+from tests.helpers.fleets import server
+from tests.helpers.forges import (
     HARMLESS,
     INVALID,
     JOBS,
@@ -37,8 +38,7 @@ from tests.helpers.ci_runner import (
     programs_of,
     shell,
 )
-from tests.helpers.fleets import server
-from tests.helpers.signers import Minisign
+from tests.helpers.git_repositories import Minisign
 
 ROOT = Path(__file__).parents[3]
 

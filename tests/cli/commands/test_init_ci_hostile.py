@@ -15,7 +15,7 @@ import yaml
 
 from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
 from gitboot.review.formats.markdown import marker
-from tests.helpers.ci_runner import (
+from tests.helpers.forges import (
     BOT,
     HARMLESS,
     INVALID,

@@ -20,12 +20,11 @@ from gitboot.cli.main import Exit
 from gitboot.publish.tree_reader import WORD, read_records
 from gitboot.resolve.provisioning_record import exported
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import uuid_of
-from tests.helpers.instance_process import Instance, eventually
+from tests.helpers import http_peers
+from tests.helpers.endpoints import get
+from tests.helpers.fleets import configured, uuid_of
 from tests.helpers.instance_with_bmcs import Blade, Done, Rack, boots, condition, typed, until_condition
-from tests.helpers.served_tree import get
+from tests.helpers.running_instance import Instance, eventually
 
 REASON = ("--reason", "INC-4711")
 REINSTALL = ("--guard", "maxReinstalls")
@@ -239,7 +238,7 @@ def turned(instance: Instance, blade: Blade, phase: str) -> bool:
 
 def offered(url: str) -> dict[str, Any]:
     """What an endpoint says of what is stopped."""
-    conditions = httpx_client.get(f"{url}/api/v1/status").json()["conditions"]
+    conditions = http_peers.get(f"{url}/api/v1/status").json()["conditions"]
     return next(each for each in conditions if each["type"] == "BootsOffered")
 
 
@@ -251,7 +250,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
-        ready = httpx_client.get(f"{url}/readyz")
+        ready = http_peers.get(f"{url}/readyz")
         assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
         assert f"gitboot allow-installs --state {rack.state}" in rack.said("status")
         assert "web09" in rack.said("allow-installs")

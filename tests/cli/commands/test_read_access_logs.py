@@ -12,8 +12,8 @@ import pytest
 
 from gitboot.fetchlog.spool import take
 from tests.fetchlog.test_access_logs import NGINX, OBSERVED
+from tests.helpers.endpoints import ENTRY
 from tests.helpers.forked_commands import captured
-from tests.helpers.served_tree import ENTRY
 
 LINE = json.dumps(NGINX) + "\n"
 HEAD = json.dumps({**NGINX, "method": "HEAD"}) + "\n"

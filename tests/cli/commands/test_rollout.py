@@ -12,10 +12,9 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import joins_at
-from tests.helpers.configuration import configured
-from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
 def joins(name: str) -> int:

@@ -16,14 +16,11 @@ from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.power_waves import grant_turns
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import Drop, RedfishServer, Service
 
 NAMES = ("web01", "web02", "web03")
 RACKS = {"web01": "r1", "web02": "r1", "web03": "r2"}

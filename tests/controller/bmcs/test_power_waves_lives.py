@@ -20,14 +20,11 @@ import pytest
 
 from gitboot.bmc.power_steps import SHUTDOWN
 from gitboot.jsonio import format_instant
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Drop, Status
+from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import Drop, RedfishServer, Service, Status
 
 _log = logging.getLogger(__name__)
 

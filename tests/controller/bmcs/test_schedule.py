@@ -18,15 +18,12 @@ from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.controller.bmcs.schedule import override_events
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.helpers.configuration import give_credentials
-from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_process import eventually
-from tests.helpers.redfish_double.double import Machine
-from tests.helpers.redfish_double.faults import Drop, Hang, Ignored, Slow, Status
+from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench
+from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import Drop, Hang, Ignored, RedfishServer, Service, Slow, Status
+from tests.helpers.running_instance import eventually
 
 PASSWORD = "correct horse"
 MONITORS = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24, 'fd00:9::/64']}"

@@ -20,11 +20,10 @@ from gitboot.git.fetch import EMPTY
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables
 from tests.controller.test_reconcile import fleet_files
-from tests.helpers.git_servers import git_daemon
+from tests.helpers.git_repositories import Work, git_daemon
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_process import Instance, eventually, running
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.repositories import Work
+from tests.helpers.running_instance import Instance, eventually, running
 from tests.scenarios.test_credential_files import until
 
 MAIN = FollowedBranch("refs/heads/main", is_default=True)

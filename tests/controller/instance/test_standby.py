@@ -30,14 +30,27 @@ from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.publish.tree_reader import WORD
 from gitboot.render.endpoint_files import TERMS
-from tests.helpers.failing_disk import fill, small_disk
+from tests.helpers.cases import present
+from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import image, policy, profile
 from tests.helpers.fleets import server as described
-from tests.helpers.instance_process import Instance, begin, eventually, git
-from tests.helpers.instance_with_bmcs import Blade, Rack, typed, until_condition
+from tests.helpers.instance_with_bmcs import (
+    LEASE_S,
+    Blade,
+    Host,
+    Links,
+    Pair,
+    Rack,
+    apart,
+    boots_at_host,
+    pair,
+    rack,
+    server,
+    typed,
+    until_condition,
+)
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
-from tests.helpers.two_hosts import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
-from tests.helpers.values import present
+from tests.helpers.running_instance import Instance, begin, eventually, git
 
 __all__ = ["rack", "server"]  # fixtures
 
@@ -309,7 +322,7 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         assert typed(*given, "--state", hosts.one.state).code == 0
         eventually(lambda: all(web.stands for web in (*installed, waiting)))
         for web in installed:
-            assert "flatcar-2" in boots(web, hosts.one)
+            assert "flatcar-2" in boots_at_host(web, hosts.one)
         rack.pool = pool("flatcar-1")
         revert = rack.push("Take the bad image back")
 
@@ -326,7 +339,7 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         assert hosts.taken_over(hosts.last_epoch) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
-        assert "flatcar" not in boots(waiting, hosts.two)
+        assert "flatcar" not in boots_at_host(waiting, hosts.two)
         found = until_condition(hosts.two.instance, "HistoryKept", status=False, reason="CommitGone")  # type: ignore[arg-type]
         assert revert[:12] in found["message"]
         git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
@@ -341,7 +354,7 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
         eventually(lambda: web.stands)
-        assert "flatcar-1" in boots(web, hosts.one)
+        assert "flatcar-1" in boots_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})  # the outcome has reached the database
         hosts.one.pause()
@@ -355,7 +368,7 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
         eventually(lambda: [each for each in hosts.one.events if each["type"] == "LeaseLost"])
         eventually(lambda: hosts.one.reason == "StandingBy")
         assert (web.times_set, again.times_set) == (1, 1)
-        assert "flatcar-1" in boots(again, hosts.two)
+        assert "flatcar-1" in boots_at_host(again, hosts.two)
         eventually(lambda: status()["records"] == {"Provisioned": 2})
         for host in hosts.hosts:
             host.stop()
@@ -371,7 +384,7 @@ def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, ser
             "CREATE SCHEMA backup; "
             + "; ".join(f"CREATE TABLE backup.{table} AS TABLE {hosts.schema}.{table}" for table in tables)
         )
-        assert "flatcar-1" in boots(web, hosts.one)
+        assert "flatcar-1" in boots_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})
         come, noted = (mark_of(host.state / LEDGER) for host in hosts.hosts)
@@ -386,7 +399,7 @@ def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, ser
         assert hosts.taken_over(1) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "RestoredLedger" in {each["reason"] for each in status()["conditions"]})
-        assert "flatcar-1" not in boots(web, hosts.two)
+        assert "flatcar-1" not in boots_at_host(web, hosts.two)
         assert web.times_set == 1
 
 
@@ -562,7 +575,7 @@ def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(ra
             with pair(rack, primary, both) as hosts:
                 begun(rack, hosts)
                 eventually(lambda: web.stands)
-                assert "flatcar-1" in boots(web, hosts.one)
+                assert "flatcar-1" in boots_at_host(web, hosts.one)
                 primary.stop(signal.SIGKILL)
                 replica.sql("SELECT pg_promote()")
                 hosts.server = replica

@@ -33,10 +33,9 @@ from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
-from tests.helpers.instance_process import begin, eventually
-from tests.helpers.instance_with_bmcs import Blade, Rack
+from tests.helpers.instance_with_bmcs import Blade, Host, Pair, Rack, boots_at_host, pair, rack, server
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.two_hosts import Host, Pair, boots, pair, rack, server
+from tests.helpers.running_instance import begin, eventually
 
 __all__ = ["rack", "server"]  # fixtures
 
@@ -149,7 +148,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert hosts.two.instance is not None
         assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
-        assert "flatcar-1" in boots(web, hosts.two)
+        assert "flatcar-1" in boots_at_host(web, hosts.two)
         assert web.times_set == 1
 
 
@@ -157,7 +156,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
-        assert "flatcar-1" in boots(web, hosts.one)  # what was halted is another by now
+        assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
         eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2
@@ -175,7 +174,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert event["written"] < 20
         assert differing(hosts) == []
         for each in (web, again):
-            assert "flatcar-1" in boots(each, hosts.two)
+            assert "flatcar-1" in boots_at_host(each, hosts.two)
         eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
         assert (web.times_set, again.times_set) == (2, 1)
 
@@ -186,7 +185,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
-        assert "flatcar-1" in boots(web, hosts.one)
+        assert "flatcar-1" in boots_at_host(web, hosts.one)
         eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
         eventually(lambda: prepared_soon(hosts.two))
         web.provision = 2
@@ -204,7 +203,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify(hosts.two.folder / "output") == ()
         assert differing(hosts) == []
-        assert "flatcar-1" in boots(web, hosts.two)
+        assert "flatcar-1" in boots_at_host(web, hosts.two)
 
 
 def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
@@ -297,7 +296,7 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
         eventually(lambda: verify(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
-        assert "flatcar-1" in boots(web, hosts.two)
+        assert "flatcar-1" in boots_at_host(web, hosts.two)
 
 
 def killed_while_it_prepares(place: StandbyPlace, after_s: float) -> bool:

@@ -19,11 +19,11 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import check_spool_rights, private
 from gitboot.errors import UsageError
-from tests.helpers import httpx_client
-from tests.helpers.file_servers import nginx
+from tests.helpers import http_peers
 from tests.helpers.fleets import SEED
-from tests.helpers.instance_process import Repository, eventually, running
 from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.mirrors import nginx
+from tests.helpers.running_instance import Repository, eventually, running
 from tests.scenarios.test_run import fleet_files
 
 NOBODY = 65534
@@ -241,7 +241,7 @@ def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Pat
             published, made = folder / "output", folder / f"nginx-{group}"
             made.mkdir()
             with nginx(published / "boot", published / "ops/serve", made, user=WEB_SERVER) as mirror:
-                answered[group] = httpx_client.get(f"{mirror.url}/boot.ipxe").status_code
+                answered[group] = http_peers.get(f"{mirror.url}/boot.ipxe").status_code
     assert answered == {None: 503, WEB_SERVER: 200}
 
 

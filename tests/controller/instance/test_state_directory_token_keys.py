@@ -27,14 +27,13 @@ from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.endpoint.test_server_workers import served
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
+from tests.helpers.cases import present
+from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import Bench
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Instance, Repository, eventually, running
+from tests.helpers.instance_in_process import Bench, Parts, in_process
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.served_tree import LOADER
-from tests.helpers.values import present
+from tests.helpers.running_instance import Instance, Repository, eventually, running
 from tests.scenarios.test_install_flip import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
@@ -266,18 +265,18 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         with served(tmp_path / "output", "--spool", str(tmp_path / "spool"), "--secret-keys", str(keys)) as (other, _):
             for url in (instance.url, other):
                 for path in guesses(PUBLIC):
-                    assert httpx_client.get(url + path, headers=LOADER).status_code == 404, path
+                    assert http_peers.get(url + path, headers=LOADER).status_code == 404, path
             counted = re.findall(
-                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', httpx_client.get(f"{other}/metrics").text
+                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', http_peers.get(f"{other}/metrics").text
             )
-            assert sum(map(int, counted)) == len(guesses(PUBLIC)), httpx_client.get(f"{other}/metrics").text
+            assert sum(map(int, counted)) == len(guesses(PUBLIC)), http_peers.get(f"{other}/metrics").text
             data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
             urls = urls_in(web01.get(f"{data}user-data").text)
-            assert [httpx_client.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
+            assert [http_peers.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
                 "hunter2\n"
             ] * 2
             assert steps(instance) == {"Started": 1}
-            assert httpx_client.get(other + urls["done"]).status_code == 204
+            assert http_peers.get(other + urls["done"]).status_code == 204
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]

@@ -13,11 +13,11 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, shown, site
+from tests.helpers.cases import present
 from tests.helpers.fleets import mac_of, maintenance
-from tests.helpers.instance_bench import NOON
-from tests.helpers.redfish_double.faults import Drop
+from tests.helpers.instance_in_process import NOON
 from tests.helpers.redfish_double.profiles import GENERIC, TARGET
-from tests.helpers.values import present
+from tests.helpers.redfish_double.server import Drop
 
 __all__ = ["make_site", "site"]  # fixtures
 

@@ -15,9 +15,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record import Record, record_facts, record_of
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
-from tests.helpers.instance_bench import Bench, beginning
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import Bench, beginning
 
 INSTALL = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
 TO_INSTALL = (Phase.NETWORK, Cause.PENDING)

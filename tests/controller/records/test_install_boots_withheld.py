@@ -23,13 +23,13 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held
+from tests.helpers.cases import present
+from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Instance, Repository, eventually, git, running
 from tests.helpers.instance_with_bmcs import Rack, until_condition
 from tests.helpers.instance_with_bmcs import boots as boots_of
-from tests.helpers.served_tree import rendered_states
-from tests.helpers.values import present
+from tests.helpers.running_instance import Instance, Repository, eventually, git, running
 
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))

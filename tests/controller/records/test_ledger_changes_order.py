@@ -17,9 +17,9 @@ from gitboot.render.user_data_files import render
 from gitboot.resolve.install_attempts import step_of, token_of
 from gitboot.resolve.provisioning_record import Record, last_word, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.cases import present
 from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import NOON, Bench
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import NOON, Bench
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"

@@ -26,9 +26,8 @@ from gitboot.resolve.install_attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision import Decision
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
-from tests.helpers.fleet_strategies import GeneratedFleet, fleets
-from tests.helpers.search_effort import examples
-from tests.helpers.values import present
+from tests.helpers.cases import examples, present
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between

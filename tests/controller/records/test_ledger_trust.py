@@ -28,14 +28,12 @@ from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Keeping, Uptime, keeping_of
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
+from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
-from tests.helpers.instance_bench import NOON, Bench
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
-from tests.helpers.served_tree import rendered_states
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import NOON, Bench, Parts, in_process
+from tests.helpers.running_instance import Repository
 
 TWO_HOURS = timedelta(hours=2)
 

@@ -19,10 +19,9 @@ from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.cases import present
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_bench import NOON, Bench, Said, beginning
-from tests.helpers.instance_doubles import Unsynced
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import NOON, Bench, Said, Unsynced, beginning
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:

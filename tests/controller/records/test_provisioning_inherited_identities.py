@@ -18,12 +18,11 @@ from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
 from gitboot.status.instance_status import Held
+from tests.helpers.cases import present
 from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
 from tests.helpers.fleets import repository as repository_of
-from tests.helpers.instance_doubles import UNLIMITED
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_process import Repository
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import UNLIMITED, Parts, in_process
+from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses

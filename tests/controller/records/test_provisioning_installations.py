@@ -19,9 +19,9 @@ from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.cases import present
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
-from tests.helpers.instance_bench import NOON, Bench
-from tests.helpers.values import present
+from tests.helpers.instance_in_process import NOON, Bench
 
 MAC = mac_of("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"

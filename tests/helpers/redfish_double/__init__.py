@@ -1,5 +1,5 @@
 """A Redfish double that behaves as real BMCs do: machines that boot, over real HTTP and HTTPS.
 
-`profiles` says how vendors differ, `double` is the state of one machine and its BMC, `faults` what can go
-wrong on demand, `server` the HTTP(S) server. `python -m tests.helpers.redfish_double` runs it for a demonstration.
+`profiles` describes how vendors differ, `machine` is the state of one machine and its BMC, `server` the HTTP(S)
+server with sessions, and with faults on demand. `python -m tests.helpers.redfish_double` runs it for a demonstration.
 """

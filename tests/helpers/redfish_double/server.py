@@ -1,34 +1,377 @@
-"""A `Service` over real HTTP or HTTPS, with latency, and with faults where a test asks for them."""
+"""A Redfish service over real HTTP or HTTPS, its sessions, and faults where a test asks for them."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import json
+import secrets
 import socket
 import ssl
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
-from tests.helpers.redfish_double.double import Answer
-from tests.helpers.redfish_double.faults import (
-    Body,
-    Drop,
-    Fault,
-    Hang,
-    Huge,
-    Ignored,
-    Intrusion,
-    Presents,
-    Redirect,
-    Reverted,
-    Slow,
-    Status,
-    Truncated,
+from tests.helpers.redfish_double.machine import STARTED, Answer, Machine, Request, refusal
+from tests.helpers.redfish_double.profiles import Json, sample
+
+# What can go wrong between a client and its BMC, on demand.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hang:
+    """No answer for so long."""
+
+    seconds: float = 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slow:
+    """The answer, byte by byte, from the first of its status line on."""
+
+    every_s: float = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """Another status than the right one; nothing is applied."""
+
+    status: int
+    body: bytes = b'{"error": {"code": "Base.1.18.GeneralError", "message": "no"}}'
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """Another body than the right one, with the right status."""
+
+    body: bytes = b'{"Boot": {"BootSourceOverrideEnabled": '
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Huge:
+    """A body without end, as far as its reader has patience."""
+
+    size: int = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Truncated:
+    """Half of the answer, then the end of the connection."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Redirect:
+    """To somewhere else."""
+
+    location: str
+    status: int = 302
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drop:
+    """The connection ends instead of an answer, after the request was applied or before."""
+
+    applied: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ignored:
+    """A PATCH is answered as if it had been applied."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reverted:
+    """A PATCH is applied, and undone right after, or so much of the machine's time later."""
+
+    after_s: float = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Intrusion:
+    """Someone else writes right before the request is looked at."""
+
+    boot: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Presents:
+    """Another certificate than the right one; it strikes a connection, not a request."""
+
+    tls: SSLContext
+
+
+Fault: TypeAlias = (
+    Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion | Presents
 )
-from tests.helpers.redfish_double.service import Service
+
+
+# Who may ask what: basic authentication, and sessions that are opened, used, closed and forgotten.
+
+SERVICE = "/redfish/v1/SessionService"
+SESSIONS = f"{SERVICE}/Sessions"
+
+
+@dataclass(slots=True)
+class _Session:
+    path: str
+    user: str
+    used_at: datetime
+
+
+class Sessions:
+    """The sessions of one service, whose clock is the machines'; a session ends when it is not used for so long."""
+
+    def __init__(
+        self,
+        credentials: Mapping[str, str] | None,  # user name to password; None: anyone may do anything
+        clock: Callable[[], datetime],
+        *,
+        timeout_s: float,
+        most: int,
+    ) -> None:
+        self._credentials, self._clock = credentials, clock
+        self._timeout_s, self._most = timeout_s, most
+        self._open: dict[str, _Session] = {}  # by token
+        self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Forget all, as a BMC that was restarted does."""
+        with self._lock:
+            self._open.clear()
+
+    def permits(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request's credentials are right; using a session prolongs it."""
+        if self._credentials is None:
+            return True
+        if token := headers.get("X-Auth-Token"):
+            return self._use(token)
+        kind, _, encoded = headers.get("Authorization", "").partition(" ")
+        try:
+            user, _, password = base64.b64decode(encoded).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+        return kind == "Basic" and bool(user) and self._credentials.get(user) == password
+
+    def _use(self, token: str) -> bool:
+        with self._lock:
+            self._forget()
+            if (session := self._open.get(token)) is None:
+                return False
+            session.used_at = self._clock()
+            return True
+
+    def _forget(self) -> None:
+        since = self._clock() - timedelta(seconds=self._timeout_s)
+        self._open = {token: session for token, session in self._open.items() if session.used_at >= since}
+
+    def log_in(self, content: Any) -> Answer:
+        """POST to the collection: the one request for which nobody need be logged in."""
+        user, password = (content or {}).get("UserName"), (content or {}).get("Password")
+        if self._credentials is not None and (not user or self._credentials.get(user) != password):
+            return refusal(401, "Base.1.18.NoValidSession", "wrong user name or password")
+        with self._lock:
+            self._forget()
+            if len(self._open) >= self._most:
+                return refusal(503, "Base.1.18.SessionLimitExceeded", "too many sessions", **{"Retry-After": "30"})
+            token, path = secrets.token_hex(16), f"{SESSIONS}/{secrets.token_hex(4)}"
+            self._open[token] = _Session(path, str(user), self._clock())
+        return Answer(status=201, body=_body(path, user), headers={"X-Auth-Token": token, "Location": path})
+
+    def answer(self, method: str, path: str) -> Answer | None:
+        """GET and DELETE of the service, its collection, one session; None: there is no such thing."""
+        with self._lock:
+            self._forget()
+            by_path = {session.path: (token, session) for token, session in self._open.items()}
+            match method, path:
+                case "GET", "/redfish/v1/SessionService":
+                    return Answer(status=200, body=sample("session_service") | {"SessionTimeout": self._timeout_s})
+                case "GET", "/redfish/v1/SessionService/Sessions":
+                    members = [{"@odata.id": each} for each in sorted(by_path)]
+                    counted = {"Members": members, "Members@odata.count": len(members)}
+                    return Answer(status=200, body=sample("session_collection") | counted)
+                case "GET", _ if path in by_path:
+                    return Answer(status=200, body=_body(path, by_path[path][1].user))
+                case "DELETE", _ if path in by_path:
+                    del self._open[by_path[path][0]]
+                    return Answer(status=204)
+        return None
+
+
+def _body(path: str, user: str | None) -> dict[str, Any]:
+    return sample("session") | {"@odata.id": path, "Id": path.rpartition("/")[2], "UserName": user}
+
+
+# What stands above the machines of one Redfish service: its root, its sessions, the collection of systems.
+
+ROOT = "/redfish/v1"
+_SYSTEMS = f"{ROOT}/Systems"
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="BMC"'}  # of a 401
+_CREDENTIALS = ("Authorization", "X-Auth-Token", "Cookie")
+
+
+class Service:
+    """One BMC, or one service for the systems of many."""
+
+    def __init__(
+        self,
+        *machines: Machine,
+        credentials: Mapping[str, str] | None = None,  # user name to password; None: anyone may do anything
+        session_timeout_s: float = 1800,
+        most_sessions: int = 8,
+        takes_basic: bool = True,  # whether basic authentication is on
+        redirects_logins: int | None = None,  # by which status, to the same path with a slash at its end
+    ) -> None:
+        self.takes_basic, self.redirects_logins = takes_basic, redirects_logins
+        self.machines = machines
+        self.sessions = Sessions(credentials, self._now, timeout_s=session_timeout_s, most=most_sessions)
+        self.requests: list[Request] = []
+        self._lock = threading.Lock()
+
+    def _now(self) -> datetime:
+        return max((machine.now for machine in self.machines), default=STARTED)
+
+    def machine_at(self, path: str) -> Machine | None:
+        for machine in self.machines:
+            if (path.rstrip("/") + "/").startswith(machine.path.rstrip("/") + "/"):
+                return machine
+        return None
+
+    def receive(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Request:
+        """Record a request, whatever becomes of it. Header names are in title case."""
+        machine = self.machine_at(path)
+        request = Request(
+            method=method,
+            path=path,
+            headers={name: value for name, value in headers.items() if name not in _CREDENTIALS},
+            body=b"" if path.rstrip("/") == SESSIONS else body,
+            at=machine.now if machine else datetime.now(UTC),
+            in_post=machine.in_post if machine else False,
+        )
+        with self._lock:
+            self.requests.append(request)
+            if machine:
+                machine.requests.append(request)
+        return request
+
+    def answer(self, request: Request, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Do what was asked."""
+        method, path = request.method, request.path.rstrip("/")
+        if (method, path) == ("GET", ROOT):
+            return Answer(status=200, body=sample("root"))
+        content = _parsed(body)
+        if (method, path) == ("POST", SESSIONS):
+            if self.redirects_logins is not None and request.path == SESSIONS:  # old Supermicro
+                return Answer(status=self.redirects_logins, headers={"Location": f"{SESSIONS}/"})
+            return self.sessions.log_in(content)
+        if not self.sessions.permits(headers if self.takes_basic else _without_basic(headers)):
+            challenge = CHALLENGE if self.takes_basic else {}
+            return Answer(status=401, body=sample("session_error"), headers=challenge)
+        if (answer := self.sessions.answer(method, path)) is not None:
+            return answer
+        if (method, path) == ("GET", _SYSTEMS):
+            return Answer(status=200, body=self._systems())
+        for managed in self.machines:
+            if (method, path) == ("GET", managed.manager_path):
+                if not managed.profile.manager:
+                    return refusal(403, "Base.1.18.InsufficientPrivilege", "not in this role")
+                return Answer(status=200, body=managed.manager())
+        for owner in self.machines:
+            if path.startswith(owner.media_path):
+                return _of_drives(owner, request, content)
+        machine = self.machine_at(path)
+        if machine is None:
+            return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
+        return _of_machine(machine, request, content)
+
+    def _systems(self) -> Json:
+        members = [{"@odata.id": machine.path} for machine in self.machines]
+        return sample("system_collection") | {"Members": members, "Members@odata.count": len(members)}
+
+
+def _without_basic(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in headers.items() if name != "Authorization"}
+
+
+def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
+    path = request.path
+    if path == machine.path.rstrip("/") != machine.path:
+        return Answer(status=308, headers={"Location": machine.path})  # iLO
+    match request.method, path:
+        case "GET", machine.path:
+            return _shown(machine, machine.system())
+        case "GET", machine.settings_path:
+            return _shown(machine, machine.settings())
+        case "PATCH", (machine.path | machine.settings_path):
+            return machine.patch(path, content, request.headers.get("If-Match"))
+        case "GET", machine.bios.path if machine.bios.attributes:
+            return Answer(status=200, body=machine.bios.resource())
+        case "GET", machine.bios.settings_path if machine.bios.attributes:
+            return _shown(machine, machine.tagged(machine.bios.settings()))
+        case "PATCH", machine.bios.settings_path if machine.bios.attributes:
+            shown = machine.tagged(machine.bios.settings())
+            if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
+                return refused
+            if (why := machine.bios.refuses(content)) is not None:
+                return refusal(400, "Base.1.18.PropertyNotWritable", why)
+            return Answer(status=200)
+        case "POST", machine.reset_path:
+            return _reset(machine, content)
+        case "GET", _ if (below := machine.below(path)) is not None:
+            return Answer(status=200, body=below)
+        case _, (machine.path | machine.settings_path | machine.reset_path):
+            return refusal(405, "Base.1.18.OperationNotAllowed", f"{path} cannot be {request.method}")
+    return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
+
+
+def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
+    method, path = request.method, request.path.rstrip("/")
+    if (method, path) == ("GET", machine.media_path):
+        members = [{"@odata.id": drive.path} for drive in machine.drives]
+        body = sample("virtual_media_collection") | {"@odata.id": path, "Members": members}
+        return Answer(status=200, body=body | {"Members@odata.count": len(members)})
+    drive = next((each for each in machine.drives if path.startswith(each.path)), None)
+    if drive is None:
+        return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
+    if method == "GET":
+        return _shown(machine, machine.tagged(drive.resource()))
+    if method == "PATCH":
+        shown = machine.tagged(drive.resource())
+        if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
+            return refused
+    if (why := drive.refuses(method, path, content)) is not None:
+        return refusal(400, "Base.1.18.ActionParameterNotSupported", why)
+    return Answer(status=204)
+
+
+def _reset(machine: Machine, content: Any) -> Answer:
+    kind = (content or {}).get("ResetType", "On")
+    if kind not in machine.profile.reset_types:
+        return refusal(400, "Base.1.18.ActionParameterNotSupported", f"ResetType cannot be {kind}")
+    machine.asked(kind)
+    return Answer(status=204)
+
+
+def _shown(machine: Machine, body: Json) -> Answer:
+    form = machine.profile.etag_header
+    return Answer(status=200, body=body, headers={"ETag": machine.etag(body, form)} if form else {})
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        return None
+
+
+# A `Service` over real HTTP or HTTPS, with latency, and with faults where a test asks for them.
 
 _HANDSHAKE_S = 60
 _FILLING = b" " * 65536

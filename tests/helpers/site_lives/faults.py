@@ -3,7 +3,7 @@
 Each search draws its steps from one table. To search one table for long, run
 ``python -m tests.helpers.site_lives.faults recording --lives 1000 --seed 1``. The tables are ``recording``,
 ``windows``, ``identities``, ``mirrors`` and ``hosts``. The site of ``hosts`` has a PostgreSQL ledger and two hosts
-(`tests.helpers.site_lives.hosts`).
+(`tests.helpers.site_lives.site`).
 
 A life checks these promises, besides those of `tests.helpers.site_lives.book`:
 
@@ -33,8 +33,6 @@ from typing import Final
 from tests.helpers import documentation
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.site_lives.book import Window
-from tests.helpers.site_lives.hosts import LateCall, SharedSite
-from tests.helpers.site_lives.kills import Hang
 from tests.helpers.site_lives.lives import (
     BOOLEANS,
     ENDS,
@@ -52,7 +50,8 @@ from tests.helpers.site_lives.lives import (
     step,
     world,
 )
-from tests.helpers.site_lives.site import Site, SlowSyncs
+from tests.helpers.site_lives.processes import Hang, SlowSyncs
+from tests.helpers.site_lives.site import LateCall, SharedSite, Site
 
 # What happens in each search, besides its own faults.
 _SHARED: Final = (

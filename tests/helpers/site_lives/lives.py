@@ -21,12 +21,11 @@ from random import Random
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any, Final, NamedTuple
 
-from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.redfish_double.service import Service
+from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.site_lives.book import Window
-from tests.helpers.site_lives.commits import Ways
-from tests.helpers.site_lives.kills import mortals
-from tests.helpers.site_lives.site import LOOKUPS, OTHERS, Site
+from tests.helpers.site_lives.processes import mortals
+from tests.helpers.site_lives.running_site import LOOKUPS, OTHERS, Ways
+from tests.helpers.site_lives.site import Site
 
 LONGEST: Final = 30  # steps
 _MEMORY: Final = Path("/dev/shm")  # no power cut is tested

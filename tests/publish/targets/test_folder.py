@@ -35,10 +35,10 @@ from gitboot.publish.targets.sync_steps import (
     parse_unlisted,
 )
 from gitboot.render.paths import File
-from tests.helpers.failing_disk import fill, small_disk
-from tests.helpers.search_effort import every
-from tests.helpers.signed_list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
-from tests.helpers.target_steps import bring_up
+from tests.helpers.cases import every
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.published_trees import bring_up
+from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 

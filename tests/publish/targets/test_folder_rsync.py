@@ -22,12 +22,12 @@ from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
 from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
-from tests.helpers.configuration import give_credentials
+from tests.helpers.cases import every
+from tests.helpers.endpoints import ENTRY, eventually
+from tests.helpers.fleets import give_credentials
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_servers import Relay, SshServer, free_port, listening, program
-from tests.helpers.search_effort import every
-from tests.helpers.served_tree import ENTRY, eventually
-from tests.helpers.target_steps import bring_up, followed
+from tests.helpers.git_repositories import Relay, SshServer, free_port, listening, program
+from tests.helpers.published_trees import bring_up, followed
 from tests.publish.targets.test_folder import ENTRIES, Site, files_of
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 from tests.publish.test_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired

@@ -45,7 +45,7 @@ from gitboot.render.paths import File, Role, content_type_of, delivery_of
 from gitboot.render.plan_and_record_files import AS_IT_WAS
 from gitboot.status.instance_status import Following
 from tests.helpers.cases import for_each
-from tests.helpers.served_tree import eventually
+from tests.helpers.endpoints import eventually
 from tests.publish.targets.test_s3 import ENTRY, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -22,9 +22,8 @@ from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import File
 from tests.helpers.documentation import checkout_script, clone_for_checkouts
-from tests.helpers.git_servers import HttpsServer, Relay, SshServer, git_daemon
-from tests.helpers.repositories import ENVIRONMENT
-from tests.helpers.target_steps import bring_up
+from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, git_daemon
+from tests.helpers.published_trees import bring_up
 from tests.publish.targets.test_s3 import ENTRY, assert_holds, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)

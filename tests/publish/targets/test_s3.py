@@ -37,16 +37,15 @@ from gitboot.publish.targets.sync_steps import (
     render_head,
 )
 from gitboot.render.paths import File, Files
-from tests.helpers import fleet_of_every_path, served_tree
+from tests.helpers import endpoints, mirrors
+from tests.helpers.cases import every
 from tests.helpers.fleets import SEED, policy
 from tests.helpers.fleets import server as server_of
-from tests.helpers.git_servers import free_port
-from tests.helpers.published_trees import server_files
-from tests.helpers.s3_server import KEY, Store, s3_server
-from tests.helpers.search_effort import every
-from tests.helpers.signed_list_clients import assert_list_is_whole, files_in
-from tests.helpers.strange_server import Client, strange_server
-from tests.helpers.target_steps import bring_up
+from tests.helpers.git_repositories import free_port
+from tests.helpers.http_peers import StrangeClient, strange_server
+from tests.helpers.mirrors import KEY, Store, s3_server
+from tests.helpers.published_trees import bring_up, server_files
+from tests.helpers.signed_lists import assert_list_is_whole, files_in
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -242,14 +241,14 @@ def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
 
 
 def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, store: Store, bucket: str) -> None:
-    published = served_tree.Site(tmp_path / "out")
-    published.publish(fleet_of_every_path.FLEET)
+    published = endpoints.Site(tmp_path / "out")
+    published.publish(mirrors.FLEET_OF_EVERY_PATH)
     Site(published.root, store.url, bucket, ledger="test").follow()
     found = machines_see(store, bucket)
     assert len(found) > 70
     with published.serve() as url:
-        for path in [path for path in fleet_of_every_path.PATHS if f"boot{path}" in found]:
-            answer, stored = served_tree.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
+        for path in [path for path in mirrors.EVERY_PATH if f"boot{path}" in found]:
+            answer, stored = endpoints.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
             assert stored.cache_control == answer.headers["cache-control"], path
             assert answer.status_code == 204 or stored.content_type == answer.headers["content-type"], path
 
@@ -523,7 +522,7 @@ def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: St
 
 def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:
     root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
-    served_tree.Site(root).publish(served_tree.planned(SEED[0], *SEED[2:-1], *once))
+    endpoints.Site(root).publish(endpoints.planned(SEED[0], *SEED[2:-1], *once))
     site = Site(root, store.url, bucket, ledger="test")
     site.follow()
     store.let_anyone_read(bucket)
@@ -537,10 +536,10 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
 
     by_store = {"/v1/boot/02-00-00-00-00-00/boot.ipxe": "Wrong"}  # whose 404 has a body
     assert found(as_target=True) == by_store
-    assert found(as_target=False)[served_tree.ENTRY] == "Undated", "a bucket has times of its own"
-    store.put(bucket, f"site/boot{served_tree.ENTRY}", b"#!ipxe\n# before\n")
+    assert found(as_target=False)[endpoints.ENTRY] == "Undated", "a bucket has times of its own"
+    store.put(bucket, f"site/boot{endpoints.ENTRY}", b"#!ipxe\n# before\n")
     store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
-    assert found(as_target=True) == {**by_store, served_tree.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
+    assert found(as_target=True) == {**by_store, endpoints.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
 
 
 # A store that a stranger controls
@@ -557,7 +556,7 @@ HEADERS = b'HTTP/1.1 200 OK\r\nETag: "a"\r\nLast-Modified: Fri, 20 Nov 2026 12:0
 
 
 def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(HEADERS + b"Content-Length: 10737418240\r\n\r\n")
         client.flood(bytes(1 << 20), 10240)
 
@@ -569,7 +568,7 @@ def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
 
 
 def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(HEADERS + b"Content-Length: 1000000\r\n\r\n")
         client.drip(b"a")
 
@@ -600,19 +599,19 @@ def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_nam
         assert isinstance(error, PublishError) and str(error).startswith(f"s3://boots/site: {words}")
 
 
-def refusal(status: str, code: str, more: str = "") -> Callable[[Client], None]:
+def refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient], None]:
     """Return a function that refuses a request as S3 does."""
     message = "<Message>Words of the store, which are long enough to be cut off before the cause.</Message>"
     body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{message * 2}{more}</Error>'.encode()
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
         client.send(head.encode() + body)
 
     return answer
 
 
-def errors_of_requests(answer: Callable[[Client], None]) -> list[GitbootError]:
+def errors_of_requests(answer: Callable[[StrangeClient], None]) -> list[GitbootError]:
     """Return the error that each kind of request to such a store ends with."""
     with strange_server(answer) as server:
         bucket = strange_bucket(server.url)
@@ -695,7 +694,7 @@ def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() ->
         b"<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
     )
 
-    def answer(client: Client) -> None:
+    def answer(client: StrangeClient) -> None:
         client.send(HEADERS + b"Content-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
 
     with strange_server(answer) as server:

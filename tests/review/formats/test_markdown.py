@@ -14,8 +14,8 @@ from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, code
 from gitboot.review.rendered_diffs import fit_to_show
 from tests.helpers.cases import for_each
+from tests.helpers.evaluations import FLEET, USER_DATA, Files, reviewed
 from tests.helpers.fleets import decision, document, fleet, image, profile, server
-from tests.helpers.reviewed_changes import FLEET, USER_DATA, Files, reviewed
 
 HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
 

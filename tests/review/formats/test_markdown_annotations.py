@@ -6,8 +6,8 @@ from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
 from gitboot.review.formats.markdown import as_problems
 from gitboot.review.guards import trailer
+from tests.helpers.evaluations import FLEET, SERVERS, reviewed
 from tests.helpers.fleets import document, fleet, policy, server
-from tests.helpers.reviewed_changes import FLEET, SERVERS, reviewed
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 RAISED = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}

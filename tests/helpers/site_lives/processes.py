@@ -1,28 +1,37 @@
-"""The end of a process at any of its system calls, for processes whose parts live in this one.
-
-What changes files counts, and each call to a PostgreSQL: between two such calls nobody can tell one instant from
-another. A process that has died changes nothing any more. A call to a PostgreSQL may also end without an answer, as
-one does that has hung until its deadline.
-"""
+"""The processes of a site, which can end at any of their system calls."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from gitboot.endpoint.app import Endpoint
+from gitboot.endpoint.recorder import Forwarder, Recording
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.errors import LedgerError
+from gitboot.fetchlog.one_time_boots import NotTaken
+from gitboot.fetchlog.spool import Spool
+from gitboot.ledger.postgresql_fetch_log import SharedFetches
 from gitboot.ledger.store import Store, Transaction
+
+# The end of a process at any of its system calls, for processes whose parts live in this one.
+#
+# What changes files counts, and each call to a PostgreSQL: between two such calls nobody can tell one instant from
+# another. A process that has died changes nothing any more. A call to a PostgreSQL may also end without an answer, as
+# one does that has hung until its deadline.
 
 _CHANGES: Final = ("write", "pwrite", "rename", "replace", "unlink", "link", "mkdir", "rmdir", "symlink", "ftruncate")
 _SYNCS: Final = ("fsync", "fdatasync")  # a kill is no power cut: they do nothing else here, unless one is held
@@ -269,3 +278,134 @@ def mortals() -> Iterator[None]:
         stack.enter_context(patch.object(psycopg.Connection, "wait", _postgresql_call))
         stack.enter_context(patch.object(psycopg.Connection, "connect", classmethod(_connected)))
         yield
+
+
+class PassingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose deadlines pass when a test wants them to."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self.passed_s
+
+
+class SlowSyncs(NamedTuple):
+    """How an endpoint's fetch log syncs; the numbers count its syncs from the beginning of one fetch."""
+
+    reads: tuple[int, ...] = ()  # syncs during which the instance reads the log
+    fails: tuple[int, ...] = ()  # syncs that end with an error
+    expires: int | None = None  # the sync during which the endpoint's deadline passes
+
+
+class Given(NamedTuple):
+    """What a client was answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+    @property
+    def label(self) -> str | None:
+        """What was asked for that it boots; None: the disk, or nothing."""
+        found = re.search(r"\bask=([a-z]+-\d+)", self.body) if self.status == 200 else None
+        return found[1] if found else None
+
+    @property
+    def why_not(self) -> str | None:
+        """Why a boot is not given."""
+        found = re.search(r"# gitboot: not given: .* \((\w+)\); look", self.body)
+        return found[1] if found else None
+
+
+class MortalSpool(Spool):
+    """A spool whose thread ends with its process, which is told."""
+
+    ended: Callable[[], None] = staticmethod(lambda: None)
+    has_ended = False
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except Killed:
+            self.has_ended = True
+            self.ended()
+
+
+class Forwarding(NamedTuple):
+    """How an endpoint records in the PostgreSQL ledger that several hosts share."""
+
+    shared: SharedFetches
+    forwarder: Forwarder  # sends when the test lets it, and not in a thread
+
+
+@dataclass
+class Serving:
+    """One endpoint's process."""
+
+    endpoint: Endpoint
+    tree: PublishedTree
+    compared: ComparedClock
+    spool: MortalSpool
+    recording: Recording
+    forwarding: Forwarding | None = None
+    fate: Fate = field(default_factory=Fate)
+    is_behind: bool = False  # whether something waits in its fetch log for the PostgreSQL
+
+    def look(self) -> None:
+        """Do what the process does each second."""
+        self.tree.look()
+        self.compared.keep()
+        if self.forwarding is not None:
+            self.is_behind = True
+            with living(self.fate), suppress(NotTaken, Killed):
+                self.forwarding.forwarder.send()
+                self.is_behind = False
+
+    def close(self) -> None:
+        """End the process, which may be dead."""
+        with living(self.fate), suppress(Killed):
+            self.spool.close()
+        if self.forwarding is not None:
+            self.forwarding.shared.close()
+
+
+async def until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
+    """Wait until a fetch is answered, or a sync of its log begins."""
+    begins, loop = asyncio.Event(), asyncio.get_running_loop()
+    syncs.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
+    if syncs.begun.empty():
+        waits = asyncio.create_task(begins.wait())
+        await asyncio.wait([asked, waits], return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+
+
+async def ask_endpoint(
+    endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]], body: str
+) -> Given:
+    """Return the answer of an endpoint to one request, without a network."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body.encode(), "more_body": False}
+
+    path, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers],
+        "client": (client, 40000),
+        "server": ("boot.test", 80),
+        "scheme": "http",
+    }
+    await endpoint(scope, receive, send)
+    answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return Given(sent[0]["status"], answered, b"".join(each.get("body", b"") for each in sent[1:]).decode())

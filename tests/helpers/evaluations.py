@@ -1,11 +1,18 @@
-"""A fleet that tests of diff and guard change, and what a reviewer sees of the change."""
+"""Evaluations for tests: changes of a fleet as reviewers see them, stored results, and evaluators that never end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gitboot.cli.evaluated_fleet import FleetEvaluator, side
+from gitboot.child_processes import write_frame
+from gitboot.disk_cache import DiskCache
+from gitboot.evaluator.cache import encode_result
+from gitboot.evaluator.evaluation import Evaluation
+from gitboot.evaluator.protocol import EVALUATED, Begun, ResultKind
 from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review import review
@@ -13,6 +20,8 @@ from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.guards import Limits
 from gitboot.review.review import Review
 from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
+
+# A fleet that tests of diff and guard change, and what a reviewer sees of the change.
 
 Files = Mapping[str, str | None]  # by path; None removes one
 
@@ -62,9 +71,48 @@ def compared(new: Files, old: Files = FLEET) -> Changes:
 
 def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
     """What a reviewer sees of it."""
+    from gitboot.cli.evaluated_fleet import FleetEvaluator, side
+
     evaluator = FleetEvaluator(at("20T12:00"))
     sides = (
         side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
         for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
     )
     return review(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")
+
+
+# A cache of results in memory, in place of the one on disk.
+
+
+class StoredResults(DiskCache):
+    """The results that were added, by kind and content key."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda _: None)
+        self.rows: defaultdict[ResultKind, dict[bytes, bytes]] = defaultdict(dict)
+        self.inserted: list[dict[ResultKind, dict[bytes, bytes]]] = []  # by each call
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Add all results of an evaluation."""
+        for kind in EVALUATED:
+            self.rows[kind].update((key, encode_result(each)) for key, each in evaluation.results(kind).items())
+
+    def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        known = self.rows.get(ResultKind(kind), {})
+        return {key: known[key] for key in keys if key in known}
+
+    def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
+        self.inserted.append({ResultKind(kind): dict(rows)})
+        self.rows[ResultKind(kind)] = {**rows, **self.rows[ResultKind(kind)]}
+
+
+def main() -> None:
+    """Run as an evaluator that reads nothing; with `begin`, one that begins commits and finishes none of them."""
+    if sys.argv[1] == "begin":
+        for _ in range(3):
+            write_frame(sys.stdout.buffer, Begun(None))
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -45,8 +45,8 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime
+from tests.helpers.endpoints import BEFORE, FLEET, Site, connect, read_all
 from tests.helpers.fleets import SEED
-from tests.helpers.served_tree import BEFORE, FLEET, Site, connect, read_all
 
 PASSWORD: Final = "correct-horse-battery"
 CANARY: Final = b"canary-in-a-coal-mine"  # in a file beside the tree

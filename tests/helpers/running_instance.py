@@ -24,8 +24,8 @@ from gitboot.ledger.location import PostgresAddress, note_address
 from gitboot.ledger.store import Store
 from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import record_facts
+from tests.helpers.endpoints import LOADER
 from tests.helpers.forked_commands import Command
-from tests.helpers.served_tree import LOADER
 
 _GIT = {
     "GIT_AUTHOR_NAME": "A",

@@ -1,18 +1,16 @@
-"""One server through commits, boots, faults, crashes and restarts, and what must be true of it all along.
-
-Judged by what its BMCs were really made to boot and by what its machine really booted, never by gitboot's ledger.
-"""
+"""One server through commits, boots, faults, crashes and restarts, and what must be true of it all along."""
 
 from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.controller.instance.assembly import Dependencies, build
@@ -20,12 +18,13 @@ from gitboot.controller.instance.settings import BmcSettings, GitSettings, Setti
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.errors import LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
-from gitboot.ledger.store import Store
+from gitboot.ledger.store import Store, Transaction
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
@@ -40,13 +39,173 @@ from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.events import Event
 from tests.helpers import fleets
-from tests.helpers.instance_doubles import UNLIMITED
-from tests.helpers.machine_lives.commits import Branch, Commit, Way
-from tests.helpers.machine_lives.machines import DISCS, NETWORK, RESCUE, Key, OverrideRecord, Reading, Watched
-from tests.helpers.machine_lives.process_end import Crash, Fate, Mortal
-from tests.helpers.redfish_double.double import Boot
+from tests.helpers.bmcs import DISCS, NETWORK, RESCUE, Key, Reading, StandingOverride, Watched
+from tests.helpers.instance_in_process import UNLIMITED, Commits, Unsynced
+from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET, Profile
 from tests.helpers.redfish_double.server import RedfishServer
+
+# The end of a process whose parts live in this one: at any of its writes, before or after they are durable.
+
+
+class Crash(BaseException):
+    """The end of the process, at this very instruction."""
+
+
+@dataclass
+class Fate:
+    """When the process dies, and whether it has: then it writes nothing any more."""
+
+    dead: bool = False
+    dies_in: tuple[int, str] | None = None  # writes from now, and how: "before", "unmarked", "after"; or "full"
+
+    def die(self) -> None:
+        self.dead = True
+        raise Crash
+
+    def next(self) -> str | None:
+        """How the process dies with the write that is about to be made; None: it lives on."""
+        if self.dead:
+            raise Crash
+        if self.dies_in is None:
+            return None
+        left, how = self.dies_in
+        self.dies_in = (left - 1, how) if left else None
+        return None if left else how
+
+
+class Mortal(Unsynced):
+    """A ledger whose process dies with one of its writes."""
+
+    fate = Fate()
+    _how: str | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        how = self.fate.next()
+        if how == "full":
+            raise LedgerError("the disk is full")
+        self._how = how
+        with super().writing() as tx:
+            yield tx
+            if how == "before":
+                tx.send()
+                self.fate.die()
+        if how is not None:
+            self.fate.die()
+
+    def write_mark(self, identity: str, changes: int) -> None:
+        if self._how == "unmarked":
+            self.fate.die()
+        super().write_mark(identity, changes)
+
+
+# What Git says of the one server of `tests.helpers.machine_lives`, commit by commit.
+
+_FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
+
+
+class Way(Enum):
+    """How the server boots from the network."""
+
+    ENTRY = "entry"  # DHCP's loader asks for it
+    DIRECT = "direct"  # firmware fetches a uki
+    MEDIUM = "medium"  # its BMC inserts an ISO
+    MEDIA = "media"  # and its user data in another drive
+
+
+_PROFILES: Final = {
+    Way.ENTRY: ("Pxe", ""),
+    Way.DIRECT: ("UefiHttp", "httpBoot: uki"),
+    Way.MEDIUM: ("VirtualMedia", ""),
+    Way.MEDIA: ("VirtualMedia", "userData: {format: CloudInit, template: t}"),
+}
+_IMAGES: Final = {
+    Way.ENTRY: ("", "kernel, initrd"),
+    Way.DIRECT: ("configFrom: None", "uki"),
+    Way.MEDIUM: ("configFrom: None", "iso"),
+    Way.MEDIA: ("configFrom: Medium, userData: CloudInit", "iso"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """A maintenance."""
+
+    start: datetime
+    end: datetime
+    often: str = "Once"
+    run: int = 1
+
+    def document(self) -> str:
+        window = f"window: {{start: '{format_instant(self.start)}', end: '{format_instant(self.end)}'}}"
+        return fleets.maintenance("repair", "", f"{window}, networkBoot: {self.often}, run: {self.run}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """What Git says of the server."""
+
+    often: str = "Once"
+    provision: int = 1
+    image: int = 1
+    override: str | None = None  # None: what follows from `often`
+    lifecycle: str = "Active"
+    here: bool = True  # whether it has a document
+    name: str = "web01"
+    board: int = 0
+    bmc: str | None = "a"
+    repair: Repair | None = None
+
+    @property
+    def uuid(self) -> str:
+        return fleets.uuid_of(f"board-{self.board}")
+
+    def documents(self, addresses: Mapping[str, str], system: str, *, way: Way) -> list[str]:
+        spec = f"provision: {self.provision}, lifecycle: {self.lifecycle}"
+        if self.bmc is not None:
+            spec += f", bmc: {{address: '{addresses[self.bmc]}', system: {system}, credentials: rack}}"
+        text = fleets.server(self.name, "role: web", spec).replace(fleets.uuid_of(self.name), self.uuid)
+        text = text.replace(fleets.mac_of(self.name), fleets.mac_of("web01"))
+        method, more = _PROFILES[way]
+        override = f"override: {self.override}" if self.override is not None else ""
+        return [
+            fleets.fleet(_FLEET),
+            *([text] if self.here else []),
+            *(fleets.image(f"flatcar-{number}", *_IMAGES[way]) for number in (1, 2)),
+            fleets.image("memtest-7", "writesDisk: false"),
+            fleets.profile("web", f"flatcar-{self.image}", more, method=method),
+            fleets.profile("repair", "memtest-7"),
+            fleets.policy("web", "{matchLabels: {role: web}}", override, often=self.often),
+            *([self.repair.document()] if self.repair is not None else []),
+        ]
+
+    def boots_once(self, at: datetime) -> str | None:
+        """What the boot that is wanted at an instant would count for by being made once; None: for nothing."""
+        if self.repair is not None and self.repair.start <= at < self.repair.end:
+            return f"repair/{self.repair.run}" if self.repair.often == "Once" else None
+        if self.often == "OnImageChange":
+            return f"provision/{self.provision}/{self.image}"
+        return f"provision/{self.provision}" if self.often == "Once" else None
+
+    def boots_network(self, at: datetime) -> bool:
+        """Whether a boot from the network may be wanted at an instant."""
+        if not self.here or self.lifecycle != "Active":
+            return False
+        repairing = self.repair is not None and self.repair.start <= at < self.repair.end
+        return repairing or self.often != "Never"
+
+
+class Branch(Commits):
+    """A branch on which commits come again and again."""
+
+    def write(self, documents: list[str]) -> None:
+        self.push(fleets.snapshot(*documents, files={"t": "#cloud-config\n"}))
+
+
+# One server through commits, boots, faults, crashes and restarts, and what must be true of it all along.
+#
+# Judged by what its BMCs were really made to boot and by what its machine really booted, never by gitboot's ledger.
 
 ENTRY = f"boot/v1/boot/{fleets.mac_of('web01').replace(':', '-')}/boot.ipxe"
 MONITOR, STRANGER, ITSELF = "10.9.0.5", "10.0.0.99", "10.0.0.7"
@@ -408,7 +567,7 @@ class Life:
                 wrong("an override was set for a server of which nothing is known")
             if (key, self.epochs[key.uuid]) in self.consumed:
                 wrong(f"{key} was set again after it was booted")
-        machine.standing = OverrideRecord(key, once, self.epochs[self.commit.uuid])
+        machine.standing = StandingOverride(key, once, self.epochs[self.commit.uuid])
 
     def switched(self, machine: Watched, kind: str) -> None:
         """None of its commits wants power."""

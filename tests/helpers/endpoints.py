@@ -1,4 +1,4 @@
-"""The endpoint over real HTTP and a tree that is really published, a clock that tests set, clients that misbehave."""
+"""The endpoint over real HTTP and a published tree, its clock, its clients, its metrics and its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cache
 from ipaddress import ip_network
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,15 +18,19 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.evaluated_fleet import Planned, about_all
 from gitboot.controller.instance_state import InstanceState
+from gitboot.endpoint.api import description
 from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.endpoint.tls import Certificate
 from gitboot.fetchlog.log_entries import Observation, that_use_up, with_outcomes
 from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
+from gitboot.problems import Code, Problem, Severity
 from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.signed_list import read_list_keys
@@ -38,10 +43,17 @@ from gitboot.render.server_files import RenderedState, rendered, server_state
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.provisioning_record import InstallStep, Record
+from gitboot.resolve.server_plan import InstallProgress, InstallState
+from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Status
+from gitboot.status.work_progress import Laps, Stage
 from gitboot.system_clock import Keeping, Uptime
-from tests.helpers import httpx_client
+from tests.helpers import http_peers
 from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.http_peers import Authority
+
+# The endpoint over real HTTP and a tree that is really published, a clock that tests set, clients that misbehave.
 
 START = at("20T22:00")  # of the maintenance
 BEFORE, AFTER = at("20T21:00"), at("20T23:00")
@@ -77,7 +89,7 @@ LOADER: Final = {"user-agent": IPXE}  # as machines ask
 
 def get(url: str, **more: Any) -> httpx.Response:
     """What a boot loader is answered."""
-    return httpx_client.get(url, **{"headers": LOADER, "timeout": 60, **more})
+    return http_peers.get(url, **{"headers": LOADER, "timeout": 60, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,3 +296,91 @@ def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
     if commit is None:
         return {}
     return {name: rendered(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
+
+
+# An endpoint that has something to say by every metric.
+
+
+def _laps() -> Laps:
+    laps = Laps()
+    for number, stage in enumerate(Stage):
+        laps.add(stage, 0.1 * number)
+        laps.add(stage, 1000)
+    return laps
+
+
+_PROBLEM: Final = Problem(path="a.yaml", line=1, column=1, code=Code.SKEW, message="old", severity=Severity.WARNING)
+COMMITTED: Final = BEFORE - timedelta(hours=2)
+INSTALLING: Final = InstallProgress(
+    InstallState.INSTALLING, BEFORE - timedelta(minutes=9), InstallStep.STARTED, BEFORE - timedelta(minutes=7)
+)
+FULL_STATUS: Final = Status(
+    ledger="l",
+    attempted="bad",
+    problems=(_PROBLEM, replace(_PROBLEM, line=2), replace(_PROBLEM, code=Code.NOT_YET, severity=Severity.ERROR)),
+    accepted="acce97ed",
+    committed_at=COMMITTED,
+    applied="c0ffee",
+    planned_at=BEFORE,
+    next_transition=START,
+    phases={"Network": 3, "Disk": 2},
+    records={"Provisioned": 4, "Pending": 1},
+    installs={"Now": 1},
+    runs={"Made": 1},
+    installing={"Installing/Started": 1},
+    installations=({"server": "web01", **INSTALLING.facts()},),
+    drift={"ImageDrift": 1},
+    bmcs={"Unchanged": 4, "Stalled": 1},
+    below_minimum_version={"web": 2, "db": 0},
+    stages=_laps().facts(),
+    conditions=(
+        Condition(type="SourceReady", status=False, reason="SourceError", message="", since=BEFORE),
+        Condition(type="Published", status=True, reason="Published", message="", since=BEFORE),
+        Condition(type="Bmc/web01", status=False, reason="Stalled", message="", since=BEFORE),
+        Condition(type="Bmc/web02", status=False, reason="Stalled", message="", since=BEFORE),
+        Condition(type="Bmc/web03", status=False, reason=OperatorCondition.FOREIGN_OVERRIDE, message="", since=BEFORE),
+    ),
+)
+
+
+@contextmanager
+def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[str]:
+    """The URL of an endpoint that knows a value of each metric, and what its instance says."""
+    issued = Authority(folder).issue()
+    certificate = Certificate(issued.certificate, issued.key)
+    certificate.look(BEFORE)
+    with site() as made:
+        made.say({**status.facts(), "at": "2026-11-20T20:59:00Z"})
+        with made.serve(certificate=certificate) as url:
+            yield url
+
+
+# What the operators' API and webhooks send, compared with the OpenAPI document of the endpoint.
+
+
+def _is_instant(value: object) -> bool:
+    return not isinstance(value, str) or datetime.fromisoformat(value).tzinfo is not None
+
+
+@cache
+def _formats() -> Any:
+    from jsonschema import FormatChecker  # type: ignore[import-untyped]
+
+    formats = FormatChecker(formats=())
+    formats.checks("date-time", raises=ValueError)(_is_instant)
+    return formats
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    """Return the OpenAPI document that the endpoint sends."""
+    found: dict[str, Any] = json.loads(description())
+    return found
+
+
+def openapi_problems(schema: str, value: object) -> list[str]:
+    """Return how a value of JSON differs from a schema of the document, which is named."""
+    from jsonschema import Draft202012Validator
+
+    wanted = {"$ref": f"#/components/schemas/{schema}", "components": openapi_document()["components"]}
+    return sorted(each.message for each in Draft202012Validator(wanted, format_checker=_formats()).iter_errors(value))

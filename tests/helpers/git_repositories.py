@@ -1,0 +1,668 @@
+"""Git repositories, servers of them as forges run them and faulty ones, and people who sign commits and files."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import hashlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pygit2
+import pytest
+
+from gitboot.fleet.revision import Revision
+
+# Git repositories as people make them, and commits and packs that no git program writes.
+
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "GIT_AUTHOR_NAME": "Ada Lovelace",
+    "GIT_AUTHOR_EMAIL": "ada@example.net",
+    "GIT_AUTHOR_DATE": "2026-11-20T22:00:00+01:00",
+    "GIT_COMMITTER_NAME": "Merge Bot",
+    "GIT_COMMITTER_EMAIL": "bot@example.net",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "1",  # a commit starts no program that looks whether there is something to tidy up
+    "GIT_CONFIG_KEY_0": "maintenance.auto",
+    "GIT_CONFIG_VALUE_0": "false",
+    "HOME": os.devnull,
+}
+_ADA = pygit2.Signature(
+    ENVIRONMENT["GIT_AUTHOR_NAME"],
+    ENVIRONMENT["GIT_AUTHOR_EMAIL"],
+    int(datetime.fromisoformat(ENVIRONMENT["GIT_AUTHOR_DATE"]).timestamp()),
+    60,  # minutes: its zone
+)
+
+
+class Work:
+    """A work tree with its repository, on branch main."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        if not (path / ".git").exists():  # that is of a linked work tree
+            pygit2.init_repository(str(path), initial_head="main")
+
+    def git(self, *arguments: str, text: str = "") -> str:
+        command = ["git", *arguments]
+        return subprocess.run(
+            command, cwd=self.path, env=ENVIRONMENT, input=text, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def write(self, files: Mapping[str, str | None]) -> None:
+        """Write files; None removes one."""
+        for name, text in files.items():
+            path = self.path / name
+            if text is None:
+                path.unlink()
+                if path.parent != self.path and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+
+    def commit(self, files: Mapping[str, str | None] | None = None, message: str = "Change") -> Revision:
+        self.write(files or {})
+        repository = pygit2.Repository(str(self.path))  # in this process: git would be started three times
+        repository.index.add_all()
+        repository.index.write()
+        parents = [] if repository.head_is_unborn else [repository.head.target]
+        bot = pygit2.Signature(ENVIRONMENT["GIT_COMMITTER_NAME"], ENVIRONMENT["GIT_COMMITTER_EMAIL"])
+        tree = repository.index.write_tree()
+        return Revision(str(repository.create_commit("HEAD", _ADA, bot, f"{message.strip()}\n", tree, parents)))
+
+    @property
+    def head(self) -> Revision:
+        return Revision(str(pygit2.Repository(str(self.path)).head.target))
+
+    def bare(self, path: Path) -> Path:
+        """A bare repository with the same branches and tags, which ``git push`` goes to from now on."""
+        self.git("clone", "--quiet", "--bare", str(self.path), str(path))
+        self.git("remote", "add", "origin", str(path))
+        return path
+
+
+_MALFORMED_ADA = b"Ada <ada@example.net> 1700000000 +0000"
+
+
+def _raw(
+    author: bytes | None = _MALFORMED_ADA,
+    committer: bytes | None = _MALFORMED_ADA,
+    more: bytes = b"",
+    end: bytes = b"\n",
+) -> bytes:
+    """A commit with TREE and PARENT as places for two ids."""
+    people = b"".join(
+        b"%b %b\n" % (header, person)
+        for header, person in ((b"author", author), (b"committer", committer))
+        if person is not None
+    )
+    return b"tree TREE\nparent PARENT\n" + people + more + end + b"Malformed\n"
+
+
+MALFORMED: Mapping[str, bytes] = {
+    "badDate": _raw(b"Ada <ada@example.net> soon +0000"),
+    "badDateOverflow": _raw(b"Ada <ada@example.net> 99999999999999999999999 +0000"),
+    "badEmail": _raw(b"Ada <ada@exam<ple.net> 1700000000 +0000"),
+    "badName": _raw(b"Ada> <ada@example.net> 1700000000 +0000"),
+    "badTimezone": _raw(b"Ada <ada@example.net> 1700000000 +99999999"),
+    "badGpgsig": _raw(more=b"gpgsig\n"),
+    "missingAuthor": _raw(author=None),
+    "missingCommitter": _raw(committer=None),
+    "missingBoth": _raw(None, None),
+    "missingDate": _raw(b"Ada <ada@example.net>"),
+    "missingEmail": _raw(b"Ada 1700000000 +0000"),
+    "missingEmailOfCommitter": _raw(committer=b"Ada 1700000000 +0000"),
+    "missingEmailEnd": _raw(b"Ada <ada@example.net 1700000000 +0000", b"Ada <ada@example.net 1700000000 +0000"),
+    "missingNameBeforeEmail": _raw(b"<ada@example.net> 1700000000 +0000"),
+    "missingPerson": _raw(b"", b""),
+    "missingSpaceBeforeDate": _raw(b"Ada <ada@example.net>1700000000 +0000"),
+    "missingSpaceBeforeEmail": _raw(b"Ada<ada@example.net> 1700000000 +0000"),
+    "multipleAuthors": _raw(more=b"author Bob\nauthor <>\n"),
+    "multipleCommitters": _raw(more=b"committer Bob\n"),
+    "negativeDate": _raw(b"Ada <ada@example.net> -1 +0000", b"Ada <ada@example.net> -99999999999 +0000"),
+    "hugeDate": _raw(b"Ada <ada@example.net> 999999999999999999 +0000", b"Ada <a@b> 999999999999999999 +0000"),
+    "nulInCommit": _raw(end=b"\n\0"),
+    "nulInHeader": _raw(b"A\0da <ada@example.net> 1700000000 +0000"),
+    "notUtf8": _raw(b"\xff\xfe <\xff> 1700000000 +0000", more=b"encoding none-such\n"),
+    "unterminatedHeader": _raw(end=b""),
+    "zeroPaddedDate": _raw(b"Ada <ada@example.net> 01700000000 +0000"),
+}
+
+
+def commit_malformed(work: Work, raw: bytes) -> Revision:
+    """Put a commit of these bytes on the branch. It has the tree of the commit before."""
+    if b"TREE" in raw:
+        raw = raw.replace(b"TREE", work.git("rev-parse", "HEAD^{tree}").encode())
+    raw = raw.replace(b"PARENT", work.git("rev-parse", "HEAD").encode())
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"],
+        cwd=work.path,
+        env=ENVIRONMENT,
+        input=raw,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    branch = work.git("symbolic-ref", "HEAD")
+    (work.path / ".git" / branch).write_text(made)  # git points no branch at some of them
+    return Revision(made.strip())
+
+
+def commit_by_git(work: Work, files: Mapping[str, str | None], message: str = "Change") -> Revision:
+    """Make a commit by git itself: libgit2 makes none on a commit that it cannot parse."""
+    work.write(files)
+    work.git("add", "--all")
+    work.git("commit", "--quiet", f"--message={message}")
+    return work.head
+
+
+_MIB = 1 << 20
+_BLOB, _REF_DELTA = 3, 7
+
+
+def push_differences(bare: Path, mebibytes: int) -> str:
+    """Commit a file of so many MiB and another one that is sent as a difference from it; some hundred KB in all.
+
+    Whoever unpacks the second one by the book has both in memory.
+    """
+    size, end = mebibytes * _MIB, b"another end"
+    base = _id_of(_zeros(mebibytes), size)
+    difference = b"".join((_number(size), _number(size + len(end)), _copies(mebibytes), bytes([len(end)]), end))
+    pack = b"".join(
+        (
+            b"PACK" + (2).to_bytes(4) + (2).to_bytes(4),
+            *(_head(_BLOB, size), _packed(_zeros(mebibytes))),
+            *(_head(_REF_DELTA, len(difference)), bytes.fromhex(base), zlib.compress(difference)),
+        )
+    )
+    _git(bare, "index-pack", "--stdin", given=pack + hashlib.sha1(pack, usedforsecurity=False).digest())
+    other = _id_of((*_zeros(mebibytes), end), size + len(end))
+    kept = _git(bare, "ls-tree", "main")
+    tree = _git(
+        bare, "mktree", given=f"{kept}\n100644 blob {base}\tbig0.yaml\n100644 blob {other}\tbig1.yaml\n".encode()
+    )
+    commit = _git(bare, "commit-tree", "-p", "main", "-m", "Large", tree)
+    _git(bare, "update-ref", "refs/heads/main", commit)
+    return commit
+
+
+def _zeros(mebibytes: int) -> tuple[bytes, ...]:
+    return tuple(repeat(bytes(_MIB), mebibytes))
+
+
+def _id_of(parts: tuple[bytes, ...], size: int) -> str:
+    made = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+    for part in parts:
+        made.update(part)
+    return made.hexdigest()
+
+
+def _packed(parts: tuple[bytes, ...]) -> bytes:
+    packer = zlib.compressobj(1)
+    return b"".join((*(packer.compress(part) for part in parts), packer.flush()))
+
+
+def _head(kind: int, size: int) -> bytes:
+    """The type and the size of an object; gitformat-pack(5), "Size encoding"."""
+    first, rest = kind << 4 | size & 0x0F, size >> 4
+    return bytes([first | (0x80 if rest else 0)]) + (_number(rest) if rest else b"")
+
+
+def _number(value: int) -> bytes:
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def _copies(mebibytes: int) -> bytes:
+    """Instructions to copy the base, a MiB each; the same page, "Instruction to copy from base object"."""
+    return b"".join(
+        bytes([0x80 | 0x0F | 0x40]) + (at * _MIB).to_bytes(4, "little") + b"\x10" for at in range(mebibytes)
+    )
+
+
+def _git(bare: Path, *arguments: str, given: bytes = b"") -> str:
+    person = {f"GIT_{who}_{what}": "a@example.net" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    command = ["git", "-C", str(bare), *arguments]
+    return subprocess.run(command, input=given, env=person, capture_output=True, check=True).stdout.decode().strip()
+
+
+# Git over the network as forges speak it, on this machine: git's own servers, OpenSSH's, and faulty ones.
+
+_ALL = -1  # bytes
+_PACE_S = 0.1  # between two bytes that drip: 10 a second, of which gitboot wants a thousand
+
+
+def program(name: str, package: str) -> str:
+    """Where a program is; without it the test is skipped, but fails in CI."""
+    if found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/usr/lib/git-core"):
+        return found
+    message = f"needs {name}, of Debian's package {package}"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextmanager
+def listening(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
+    """A server that listens on ``port`` by now, if it ever does."""
+    process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 300
+        while process.poll() is None and time.monotonic() < deadline:
+            with suppress(ConnectionRefusedError), closing(socket.create_connection(("127.0.0.1", port))):
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def free_port() -> int:
+    """Return a port that nobody has, without listening: a process that another thread forks now inherits the socket."""
+    with closing(socket.socket()) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
+        return port
+
+
+@contextmanager
+def git_daemon(root: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[str]:
+    """``git://``, without any authentication."""
+    port = free_port()
+    options = ["--listen=127.0.0.1", f"--port={port}", f"--base-path={root}", "--export-all", "--reuseaddr"]
+    with listening([program("git-daemon", "git"), *options], port, environment):
+        yield f"git://127.0.0.1:{port}"
+
+
+class HttpsServer:
+    """git http-backend behind TLS and, for paths below /private, a password."""
+
+    PASSWORD = "correct horse"
+
+    def __init__(self, root: Path, directory: Path) -> None:
+        self.root = root
+        self.certificate = directory / "certificate.pem"
+        key = directory / "key.pem"
+        subprocess.run(
+            [
+                *(
+                    program("openssl", "openssl"),
+                    "req",
+                    "-x509",
+                    "-newkey",
+                    "ec",
+                    "-pkeyopt",
+                    "ec_paramgen_curve:P-256",
+                ),
+                *("-nodes", "-days", "2", "-subj", "/CN=forge", "-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", str(key), "-out", str(self.certificate)),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        self.password = self.PASSWORD  # what counts now
+        self.requests: list[str] = []
+        self.authorized: list[str] = []  # the paths of requests that brought credentials
+        self.leads_to = ""  # the server that paths below /moved are at, and with a password those below /private/moved
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HttpBackend,), {"forge": self}))
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> HttpsServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _HttpBackend(BaseHTTPRequestHandler):
+    forge: HttpsServer
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        self.forge.requests.append(f"{self.command} {path}")
+        if self.headers.get("Authorization"):
+            self.forge.authorized.append(path)
+        expected = base64.b64encode(f"git:{self.forge.password}".encode()).decode()
+        if path.startswith("/private/"):
+            path = path.removeprefix("/private")
+            if self.headers.get("Authorization") != f"Basic {expected}":
+                self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="forge"'})
+                return
+        if path.startswith("/moved/"):
+            where = f"{self.forge.leads_to}{path.removeprefix('/moved')}{f'?{query}' if query else ''}"
+            self._answer(302, b"", {"Location": where})
+            return
+        if path.startswith("/status/"):
+            self._answer(int(path.split("/")[2]), b"", {})
+            return
+        environment = {
+            **ENVIRONMENT,
+            "GIT_PROJECT_ROOT": str(self.forge.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "REQUEST_METHOD": self.command,
+            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+        }
+        body = self._chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self._sized()
+        command = [program("git", "git"), "http-backend"]
+        answer = subprocess.run(command, input=body, env=environment, capture_output=True, check=True).stdout
+        head, _, content = answer.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
+        self._answer(int(headers.pop("Status", "200").split()[0]), content, headers)
+
+    def _sized(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def _chunks(self) -> bytes:
+        body = bytearray()  # a push of ten thousand servers has 200,000 chunks
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return bytes(body)
+
+    do_POST = do_GET  # noqa: N815 - http.server looks for it
+
+    def _answer(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class SshServer:
+    """sshd for the user that runs the tests; its host has two keys."""
+
+    PASSPHRASE = "battery staple"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.port = free_port()
+        for name, passphrase in (("ed25519", ""), ("rsa", ""), ("client", self.PASSPHRASE), ("stranger", "")):
+            kind = ("rsa", "-b", "2048") if name == "rsa" else ("ed25519",)  # a longer one takes a second to make
+            keygen = program("ssh-keygen", "openssh-client")
+            command = [keygen, "-q", "-a", "1", "-t", *kind, "-N", passphrase, "-f", str(directory / name)]
+            subprocess.run(command, check=True)
+        (directory / "sshd_config").write_text(
+            f"ListenAddress 127.0.0.1:{self.port}\n"
+            f"HostKey {directory}/ed25519\nHostKey {directory}/rsa\n"
+            f"AuthorizedKeysFile {directory}/client.pub\n"
+            "StrictModes no\nUsePAM no\nPidFile none\nPasswordAuthentication no\n"
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[SshServer]:
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)  # where sshd shuts itself in; Debian's service makes it
+        sshd = program("sshd", "openssh-server")
+        command = [sshd, "-D", "-f", str(self._directory / "sshd_config")]
+        with listening(command, self.port, {"PATH": os.environ["PATH"]}):
+            yield self
+
+    @property
+    def host(self) -> str:
+        return f"{getpass.getuser()}@127.0.0.1:{self.port}"
+
+    def key(self, name: str) -> Path:
+        return self._directory / name
+
+    def public(self, name: str) -> str:
+        return " ".join((self._directory / f"{name}.pub").read_text().split()[:2])
+
+
+class Relay:
+    """Passes bytes on to a server, and of what comes back only so many; then it hangs, hangs up or drips.
+
+    ``passes`` is a number of bytes for each connection, or the bytes at which that ends. ``takes`` limits what comes
+    from a client likewise. ``connections`` and ``size_bytes`` count what was passed on, in both directions.
+    """
+
+    def __init__(self, url: str, *, passes: int | bytes = _ALL, then: str = "", takes: int = _ALL) -> None:
+        scheme, _, authority = url.partition("://")
+        self._target = ("127.0.0.1", int(authority.rpartition(":")[2]))
+        self.passes, self._takes, self._then = passes, takes, then
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open = [self._listening]
+        self._ending = threading.Event()
+        self._counting = threading.Lock()
+        self.connections = self.size_bytes = 0
+        self.stalled = threading.Event()
+        self.authority = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.url = f"{scheme}://{self.authority}"
+
+    def __enter__(self) -> Relay:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        for opened in self._open:
+            with suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                self.connections += 1
+                self._open.append(client)
+                server = socket.create_connection(self._target)
+                self._open.append(server)
+                threading.Thread(target=self._pump, args=(client, server, self._takes), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, self.passes), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, passes: int | bytes) -> None:
+        is_held_up = False
+        with suppress(OSError):  # a reset ends a connection, too
+            is_held_up = _passed(source, target, passes, self._count)
+        with suppress(OSError):
+            if not is_held_up:
+                target.shutdown(socket.SHUT_RDWR)
+                return
+            self.stalled.set()
+            while self._then == "drips" and (piece := source.recv(1)):
+                target.sendall(piece)
+                self._ending.wait(_PACE_S)
+            if self._then == "hangs up":
+                target.shutdown(socket.SHUT_RDWR)
+
+    def _count(self, size_bytes: int) -> None:
+        with self._counting:
+            self.size_bytes += size_bytes
+
+
+def _passed(source: socket.socket, target: socket.socket, passes: int | bytes, count: Callable[[int], None]) -> bool:
+    """Pass on so many bytes, or all up to these; False if there were no more before that."""
+    last = b""
+    while passes:
+        if not (data := source.recv(1 if isinstance(passes, bytes) else passes if passes > 0 else 65536)):
+            return False
+        count(len(data))
+        target.sendall(data)
+        if isinstance(passes, bytes):
+            last = (last + data)[-len(passes) :]
+            if last == passes:
+                return True
+        elif passes > 0:
+            passes -= len(data)
+    return True
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """Accepts every connection, and never says anything."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        yield listening.getsockname()[1]
+
+
+# People with keys, and what they sign: made by ssh-keygen, gpg, minisign and git themselves.
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody with a key, and the options by which git signs with it."""
+
+    name: str
+    public: Path
+    options: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.public.read_text().strip()
+
+    def commit(self, work: Work, files: Mapping[str, str | None] | None = None, message: str = "Change") -> Revision:
+        work.write(files or {})
+        work.git("add", "--all")
+        work.git(*self.options, "commit", "--quiet", "--allow-empty", "--gpg-sign", f"--message={message}")
+        return work.head
+
+    def merge(self, work: Work, branch: str) -> Revision:
+        work.git(*self.options, "merge", "--quiet", "--no-ff", "--gpg-sign", f"--message=Merge {branch}", branch)
+        return work.head
+
+    def tag(self, work: Work, name: str) -> None:
+        work.git(*self.options, "tag", "--sign", f"--message={name}", name)
+
+
+def ssh_person(folder: Path, name: str) -> Person:
+    folder.mkdir(parents=True, exist_ok=True)
+    private = folder / name
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", private], check=True)
+    return Person(name, private.with_suffix(".pub"), ("-c", "gpg.format=ssh", "-c", f"user.signingkey={private}"))
+
+
+@contextmanager
+def gpg_people(*names: str) -> Iterator[dict[str, Person]]:
+    """People by name: "expired" has a key that was good in 2020 only, "revoked" one that was taken back since."""
+    home = Path(tempfile.mkdtemp(prefix="gnupg-", dir="/tmp"))  # an agent's socket has a short path
+    home.chmod(0o700)
+    try:
+        yield {name: _gpg_person(home, name) for name in names}
+    finally:
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _gpg_person(home: Path, name: str) -> Person:
+    clock = ("--faked-system-time", "20200101T000000!") if name == "expired" else ()
+    user = f"{name} <{name}@example.net>"
+    _gpg(home, *clock, "--passphrase", "", "--quick-generate-key", user, "ed25519", "sign", "7d")
+    public = home / f"{name}.asc"
+    if name == "revoked":
+        _gpg(home, "--armor", "--out", str(home / "before.asc"), "--export", user)
+        (revocation,) = (home / "openpgp-revocs.d").glob(f"{_fingerprint(home, user)}.rev")
+        certificate = revocation.read_text().replace(":-----BEGIN", "-----BEGIN")
+        with tempfile.TemporaryDirectory(prefix="gnupg-", dir="/tmp") as aside:
+            other = Path(aside)
+            _gpg(other, "--import", str(home / "before.asc"))
+            subprocess.run(
+                ["gpg", "--homedir", other, "--batch", "--quiet", "--import"], input=certificate, text=True, check=True
+            )
+            _gpg(other, "--armor", "--out", str(public), "--export", user)
+    else:
+        _gpg(home, "--armor", "--out", str(public), "--export", user)
+    program = home / f"gpg-of-{name}"
+    program.write_text(f'#!/bin/sh\nexec gpg --homedir {home} --batch {" ".join(clock)} "$@"\n')
+    program.chmod(0o700)
+    return Person(name, public, ("-c", f"gpg.program={program}", "-c", f"user.signingkey={name}@example.net"))
+
+
+def _fingerprint(home: Path, user: str) -> str:
+    listed = _gpg(home, "--with-colons", "--list-keys", user)
+    return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+
+
+def _gpg(home: Path, *arguments: str) -> str:
+    command = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--no-tty", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
+
+
+def allowed(file: Path, lines: Sequence[str]) -> Path:
+    """A file of allowed signers."""
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def rewritten(work: Work, commit: Revision, old: str, new: str) -> Revision:
+    """The commit with something else in it, signature and all."""
+    raw = subprocess.run(
+        ["git", "cat-file", "commit", commit], cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True
+    ).stdout
+    assert old.encode() in raw
+    return stored(work, raw.replace(old.encode(), new.encode(), 1))
+
+
+def stored(work: Work, raw: bytes) -> Revision:
+    """A commit of these very bytes, which is checked out then."""
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"],
+        cwd=work.path,
+        env=ENVIRONMENT,
+        input=raw,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    work.git("reset", "--quiet", "--hard", made.strip())
+    return work.head
+
+
+def by_gpg(person: Person, file: Path, *how: str) -> bytes:
+    """A person's signature of a file: detached and binary, unless told otherwise."""
+    command = [person.options[1].removeprefix("gpg.program="), "--local-user", f"{person.name}@example.net"]
+    done = subprocess.run([*command, *(how or ("--detach-sign",)), "-o", "-", file], capture_output=True, check=True)
+    return done.stdout
+
+
+class Minisign:
+    """A key of minisign without a password, and what it signs."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.public, self._private = folder / f"{name}.pub", folder / f"{name}.key"
+        self._minisign("-G", "-W", "-p", self.public, "-s", self._private)
+
+    def sign(self, file: Path, *how: str) -> bytes:
+        signature = self._private.with_suffix(".minisig")
+        self._minisign("-S", "-s", self._private, "-m", file, "-x", signature, *how)
+        return signature.read_bytes()
+
+    def _minisign(self, *arguments: str | Path) -> None:
+        subprocess.run([program("minisign", "minisign"), *arguments], check=True, capture_output=True, input=b"")

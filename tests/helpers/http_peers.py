@@ -1,0 +1,256 @@
+"""HTTP clients and servers: httpx without TLS, servers of a stranger, receivers of notices, and certificates."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import select
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import httpx
+
+# httpx for URLs without TLS, and for slow machines: it reads no store of authorities, which takes 30 ms each time.
+
+Client: Final = partial(httpx.Client, verify=False, timeout=60)
+get: Final = partial(httpx.get, verify=False, timeout=60)
+head: Final = partial(httpx.head, verify=False, timeout=60)
+post: Final = partial(httpx.post, verify=False, timeout=60)
+request: Final = partial(httpx.request, verify=False, timeout=60)
+
+
+# A TCP server that a stranger controls: it answers with the bytes that a test writes, while a client stays.
+
+_PACE_S = 0.02  # between two pieces of what drips
+
+
+@dataclass
+class StrangeServer:
+    """What clients sent, and how many bytes the last of them took."""
+
+    url: str
+    port: int
+    requests: list[bytes] = field(default_factory=list)  # the head of each request
+    taken: int = 0
+    left: threading.Event = field(default_factory=threading.Event)  # set once a client has disconnected
+
+
+StrangeAnswer = Callable[["StrangeClient"], None]
+
+
+class StrangeClient:
+    """One connection of a client, as the stranger sees it."""
+
+    def __init__(self, connected: socket.socket, server: StrangeServer, ending: threading.Event) -> None:
+        self._socket, self._server, self._ending = connected, server, ending
+
+    def read_request(self) -> bool:
+        """Read the head of a request; False if the client has disconnected."""
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            if not (piece := self._socket.recv(1)):
+                return False
+            head += piece
+        self._server.requests.append(head)
+        return True
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def flood(self, piece: bytes, times: int) -> None:
+        """Send a piece very often, as fast as the client takes it."""
+        for _ in range(times):
+            self._server.taken += self._socket.send(piece)
+
+    def drip(self, piece: bytes) -> None:
+        """Send a piece now and then, without end, until the client disconnects."""
+        while not self._ending.is_set():
+            self._socket.sendall(piece)
+            self.wait(_PACE_S)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until the client sends something or disconnects."""
+        if select.select([self._socket], [], [], timeout_s)[0] and not self._socket.recv(1 << 16):
+            raise ConnectionResetError
+
+
+@contextmanager
+def strange_server(
+    answer: StrangeAnswer, *, tls: ssl.SSLContext | None = None, reads: bool = True
+) -> Iterator[StrangeServer]:
+    """A server that gives each request the same answer; without ``reads`` it answers as soon as a client connects.
+
+    With ``tls``, TLS begins before that.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, ending = listening.getsockname()[1], threading.Event()
+        server = StrangeServer(f"{'https' if tls else 'http'}://127.0.0.1:{port}", port)
+
+        def serve(connected: socket.socket) -> None:
+            with connected, suppress(OSError):
+                connected = tls.wrap_socket(connected, server_side=True) if tls is not None else connected
+                with connected:
+                    client = StrangeClient(connected, server, ending)
+                    while not ending.is_set() and (not reads or client.read_request()):
+                        answer(client)
+            server.left.set()
+
+        def accept() -> None:
+            with suppress(OSError):
+                while not ending.is_set():
+                    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield server
+        finally:
+            ending.set()
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+# Receivers of notices: web servers that answer, refuse or hang, and what they were sent.
+
+SECRET = "correct-horse-staple"
+
+
+@dataclass
+class Hook:
+    """A web server that takes webhooks, and looks at how they are signed."""
+
+    url: str = ""
+    status: int = 204
+    hangs: bool = False
+    got: list[dict[str, Any]] = field(default_factory=list)
+    deliveries: list[str] = field(default_factory=list)
+    tried: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def hook() -> Iterator[Hook]:
+    made = Hook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            made.tried += 1
+            if made.hangs:
+                made.ended.wait()
+                return
+            at = self.headers["X-Gitboot-Timestamp"]
+            wanted = hmac.new(SECRET.encode(), f"{at}.".encode() + body, "sha256").hexdigest()
+            assert self.headers["X-Gitboot-Signature-256"] == f"sha256={wanted}"
+            if made.status < 300:
+                made.got.append(json.loads(body))
+                made.deliveries.append(self.headers["X-Gitboot-Delivery"])
+            self.send_response(made.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quietly."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        made.url = f"http://127.0.0.1:{server.server_address[1]}/T0/very-secret-path"
+        yield made
+        made.ended.set()
+        server.shutdown()
+
+
+def write_private(file: Path, text: str) -> Path:
+    file.write_text(text)
+    file.chmod(0o600)
+    return file
+
+
+def notify_file(folder: Path, **receivers: str) -> Path:
+    """A file of receivers, each with what its table says besides the secret of a webhook."""
+    write_private(folder / "hook.secret", f"{SECRET}\n")
+    tables = (
+        f"[receivers.{name}]\n{said}\n" + ('secret-file = "hook.secret"\n' if said.startswith("webhook") else "")
+        for name, said in receivers.items()
+    )
+    return write_private(folder / "notify.toml", "".join(tables))
+
+
+# Certificates for one run, made by openssl; no key outlives the folder that it was made in.
+
+_DAYS = 30
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+class Issued(NamedTuple):
+    certificate: Path
+    key: Path
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """What a server presents it by."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self)
+        return context
+
+
+class Authority:
+    """A certificate authority that lives in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._issued = 0
+        self._key, self._certificate = directory / "ca.key", directory / "ca.pem"
+        _openssl(
+            *("req", "-x509", *_KEY, "-days", str(_DAYS), "-subj", "/CN=Test CA"),
+            *("-addext", "keyUsage=critical,keyCertSign", "-keyout", self._key, "-out", self._certificate),
+        )
+
+    @property
+    def pem(self) -> str:
+        return self._certificate.read_text()
+
+    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> Issued:
+        """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired."""
+        self._issued += 1
+        stem = self._directory / f"server{self._issued}"
+        issued = Issued(stem.with_suffix(".pem"), stem.with_suffix(".key"))
+        request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
+        extensions.write_text(f"subjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n")
+        _openssl("req", "-new", *_KEY, "-subj", "/CN=BMC", "-keyout", issued.key, "-out", request)
+        _openssl(
+            *("x509", "-req", "-in", request, "-days", str(days), "-extfile", extensions),
+            *("-CA", self._certificate, "-CAkey", self._key, "-CAcreateserial", "-out", issued.certificate),
+        )
+        return issued
+
+    def server_context(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS) -> ssl.SSLContext:
+        return self.issue(name, days=days).context
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def authority_until(end: datetime) -> str:
+    """Return the certificate of an authority that is valid for ten days before ``end``, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509.oid import NameOID
+
+    name, key = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Test CA")]), ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), end - timedelta(10), end
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()

@@ -1,1 +1,0 @@
-"""One server through commits, boots, faults, crashes and restarts."""
