@@ -90,7 +90,7 @@ class Evaluation:
 
 
 class FleetSummary:
-    """What is counted over all servers of a fleet. Commits with the same documents share one summary."""
+    """Counts over all servers of a fleet. Commits with the same documents share one summary."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
@@ -106,7 +106,8 @@ class FleetSummary:
         sizes: Counter[tuple[str, str]] = Counter()
         for key in GROUPING:
             for batch in self._loaded.batches:
-                sizes.update({(key, value): count for value, count in batch.label_counts.get(key, {}).items()})
+                for value, count in batch.label_counts.get(key, {}).items():
+                    sizes[key, value] += count
         return sizes
 
 

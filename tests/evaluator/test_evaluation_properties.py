@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -24,6 +24,7 @@ from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.process import report
+from gitboot.fleet import validation
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
 from gitboot.git.history import CommitSummary
@@ -46,6 +47,14 @@ LAWS = settings(
 )
 
 Tree = dict[str, str]  # path -> text
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_batches() -> Iterator[None]:
+    """Divide the small fleets of these tests into several batches of files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "_BATCH", 2)
+        yield
 
 
 @dataclass

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
+from gitboot.fleet import validation
 from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
-from gitboot.fleet.validation import load, references
+from gitboot.fleet.validation import Flawed, Loaded, load, load_revision, references
 from gitboot.model.fields import written as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
@@ -387,6 +388,49 @@ def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
         return given.read(blob)
 
     return replace(given, read=read)
+
+
+@pytest.mark.parametrize("files_a_batch", [1, 2, 128])
+@for_each(
+    ("case", "first", "second"),
+    [
+        ("one name", policy("spare", "None"), policy("spare", "None")),
+        ("one serial", server("a", "", "serial: S1A"), server("b", "", "serial: S1A")),
+        ("one BMC, of which one names no system", server("a", "", ONE), server("b", "", f"{BMC}}}")),
+        ("two fleets", server("a"), document("Fleet", "other", "baseURL: 'http://boot.test'")),
+        ("a name that leads nowhere", server("a"), server("b", "", "pin: {image: gone, reason: a test}")),
+    ],
+)
+def test_files_are_compared_across_batches(
+    monkeypatch: pytest.MonkeyPatch, files_a_batch: int, case: str, first: str, second: str
+) -> None:
+    monkeypatch.setattr(validation, "_BATCH", files_a_batch)
+    valid = load_revision(snapshot(*SEED, first, server("c"), server("d")))
+    assert isinstance(valid, Loaded), case
+    invalid = snapshot(*SEED, first, server("c"), second)
+    expected = problems(invalid)
+    assert len(expected) == 1, case
+    for before in (None, valid):
+        found = load_revision(invalid, before=before)
+        assert isinstance(found, Flawed), case
+        assert found.problems == expected, case
+
+
+def test_a_batch_is_used_again_only_while_its_files_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_BATCH", 2)
+    names = [f"n{number}" for number in range(8)]
+    before = load_revision(snapshot(*SEED, *map(server, names)))
+    assert isinstance(before, Loaded)
+    for changed in (range(8), [3], [0, 7]):
+        files = [server(name, "role: db" if number in changed else "") for number, name in enumerate(names)]
+        after, alone = (load_revision(snapshot(*SEED, *files), before=each) for each in (before, None))
+        assert isinstance(after, Loaded)
+        assert isinstance(alone, Loaded)
+        same = [old is new for old, new in zip(before.batches, after.batches, strict=True)]
+        assert same == [old.files == new.files for old, new in zip(before.batches, alone.batches, strict=True)]
+        assert after.repository.servers == alone.repository.servers
+        assert after.repository.origins == alone.repository.origins
+        assert [each.label_counts for each in after.batches] == [each.label_counts for each in alone.batches]
 
 
 def test_only_blobs_that_the_cache_lacks_are_read() -> None:
