@@ -153,17 +153,17 @@ def commit_malformed(work: Work, raw: bytes) -> Revision:
     if b"TREE" in raw:
         raw = raw.replace(b"TREE", work.git("rev-parse", "HEAD^{tree}").encode())
     raw = raw.replace(b"PARENT", work.git("rev-parse", "HEAD").encode())
-    made = subprocess.run(
-        ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"],
-        cwd=work.path,
-        env=ENVIRONMENT,
-        input=raw,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
+    revision = _write_commit(work, raw)
     branch = work.git("symbolic-ref", "HEAD")
-    (work.path / ".git" / branch).write_text(made)  # git points no branch at some of them
-    return Revision(made.strip())
+    (work.path / ".git" / branch).write_text(f"{revision}\n")  # git points no branch at some of them
+    return revision
+
+
+def _write_commit(work: Work, raw: bytes) -> Revision:
+    """Write a commit of these bytes into the repository, whatever they are."""
+    command = ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"]
+    made = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, input=raw, capture_output=True, check=True)
+    return Revision(made.stdout.decode().strip())
 
 
 def commit_by_git(work: Work, files: Mapping[str, str | None], message: str = "Change") -> Revision:
@@ -633,15 +633,7 @@ def rewritten(work: Work, commit: Revision, old: str, new: str) -> Revision:
 
 def stored(work: Work, raw: bytes) -> Revision:
     """A commit of these very bytes, which is checked out then."""
-    made = subprocess.run(
-        ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"],
-        cwd=work.path,
-        env=ENVIRONMENT,
-        input=raw,
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
-    work.git("reset", "--quiet", "--hard", made.strip())
+    work.git("reset", "--quiet", "--hard", _write_commit(work, raw))
     return work.head
 
 
