@@ -20,7 +20,7 @@ from gitboot.cli.options import combined
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles

@@ -66,7 +66,7 @@ from gitboot.files import check_private
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.publish.targets.follower import parse_target
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 

@@ -40,7 +40,7 @@ from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tel
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
 from gitboot.ledger.location import PostgresAddress
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
