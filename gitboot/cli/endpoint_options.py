@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.configuration_file import Setting
-from gitboot.cli.options import combined
+from gitboot.cli.options import Setting, combined
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
