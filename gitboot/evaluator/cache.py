@@ -46,7 +46,6 @@ class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def encode_decided(decided: DecidedServer) -> bytes:
-    """Return the bytes of a `DecidedRow`."""
     return encode(DecidedRow(protocol.bytes_of(decided.decision), encode(decided.host), decided.findings))
 
 
@@ -70,7 +69,6 @@ def row_of(data: bytes, server: str) -> DecidedRow | None:
 
 
 def encode_result(result: LoadedFile | DecidedRow) -> bytes:
-    """Return the value of a result for the cache."""
     return encode(result if isinstance(result, DecidedRow) else result.parsed.resources)
 
 
@@ -116,13 +114,11 @@ class Decoded(Mapping[str, V], Generic[V]):
 
 @lru_cache(maxsize=RECENT)
 def decision_of(data: bytes) -> Decision:
-    """Return the decision of a row, whose digest is not verified."""
     return protocol.decision(data)
 
 
 @lru_cache(maxsize=RECENT)
 def host_of(data: bytes) -> Host:
-    """Return the host of a row."""
     return protocol.network(data)
 
 
@@ -142,8 +138,6 @@ class Results(Protocol):
 
 
 class Cache(Results, Protocol):
-    """Results that can be added to."""
-
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet."""
 

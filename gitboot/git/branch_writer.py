@@ -53,7 +53,6 @@ class OwnedBranch:
             return tip
 
     def is_default(self) -> bool:
-        """Whether the remote's HEAD names the branch."""
         with self._opened():
             return self._fetching.read_tip(self._remote(), self._path).head.branch == self._ref
 
@@ -106,7 +105,6 @@ class OwnedBranch:
 
 
 def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
-    """Return a commit's tree. Raises `KeyError` if the commit names no tree."""
     tree = tree_of(ours, CommitReader(ours).peel(commit))
     if tree is None:
         raise KeyError(f"commit {commit} names no tree")
@@ -146,7 +144,6 @@ def pushed_as(checkout: Path) -> str | None:
 
 
 def check_branch(branch: str) -> None:
-    """Raise `UsageError` where Git takes no branch of this name."""
     if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
         raise UsageError(f"{branch!r} is no name of a branch")
 

@@ -64,8 +64,6 @@ _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a c
 
 
 class Brought(NamedTuple):
-    """What was fetched."""
-
     commit: Revision
     head: Head | None  # what the remote's HEAD names; None: nobody looked, because one commit is wanted
     tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
@@ -94,7 +92,6 @@ class Upstream:
         return ()  # what is wrong there is for `fetch` to say
 
     def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
-        """Bring the commit that the reference means into the clone, and the tag by which it does."""
         head: Head | None = None
         with self._local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
@@ -145,7 +142,6 @@ class Upstream:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
 
     def read_head(self) -> Head:
-        """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
         with ExitStack() as stack:
             theirs, _ = stack.enter_context(self._local())
             if theirs is not None:
@@ -161,7 +157,6 @@ class Upstream:
             return head
 
     def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
-        """Bring one commit into the clone, wherever the reference is."""
         with self._local() as (theirs, _):
             self._bring_one(theirs, ours, commit, kept)
 
@@ -206,7 +201,6 @@ class Upstream:
 
     @contextmanager
     def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
-        """The remote's repository where it is on this machine, and the fleet's folder in it."""
         local = self._remote.local
         if local is None:
             yield None, ""
@@ -233,8 +227,6 @@ MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 
 
 class Tip(NamedTuple):
-    """Where a branch of a remote is."""
-
     commit: str | None  # None: the remote has no such branch
     head: Head  # what the remote's HEAD names
 
@@ -350,7 +342,6 @@ class InThisProcess(Fetching):
 
 
 def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
-    """Fetch into a new clone, and look for the accepted commit in what is left of clones, too."""
     new, upstream = _create(state), Upstream(remote, state)
     _fetch_into(new, remote, upstream)
     if accepted is None:
@@ -374,12 +365,10 @@ def home_of(repository: Path) -> Path:
 
 
 def latest_of(remote: Remote) -> str:
-    """The reference by which a clone has what was fetched last."""
     return intern(f"refs/gitboot/latest/{_name(remote)}")  # pygit2 never lets go of a name that it looked up
 
 
 def tag_of(remote: Remote) -> str:
-    """The reference by which a clone has the annotated tag that was fetched last."""
     return intern(f"refs/gitboot/tag/{_name(remote)}")
 
 
@@ -403,7 +392,6 @@ def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> tuple[Revi
 
 
 def _create(state: Path) -> Stored:
-    """An empty clone, beside the one that is in use."""
     new = Stored(state / NEW, CorruptClone)
     with blaming(new.path):
         shutil.rmtree(new.path, ignore_errors=True)
@@ -413,7 +401,6 @@ def _create(state: Path) -> Stored:
 
 
 def point(ours: pygit2.Repository, name: str, tip: str) -> None:
-    """Let a reference name a commit or a tag."""
     reference = ours.references.get(name)
     if reference is None or str(reference.target) != tip:
         ours.references.create(name, tip, force=True)
@@ -496,7 +483,6 @@ class FetchProcess(Fetching):
             return child, is_new
 
     def _give_back(self, child: Child, *, is_free: bool) -> None:
-        """Keep a process for the next order, if it has finished this one; else end it."""
         with self._changing:
             self._busy.remove(child)
             if is_free and not self._is_closed and self._idle is None:
@@ -517,24 +503,19 @@ class FetchProcess(Fetching):
 
 
 class _Waiting:
-    """How long an instance still waits for the process that fetches."""
-
     def __init__(self, first: Step, total_s: float | None) -> None:
         """``total_s`` is for all steps; None: as long as data arrives."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 
     def begin(self, step: Step) -> None:
-        """Begin to wait for the end of a step."""
         self._step, self._step_ends_s = step, time.monotonic() + step.within_s
 
     def left_s(self) -> float:
-        """Return how many seconds are left for this step, and for all of them."""
         return min(self._step_ends_s, self._ends_s) - time.monotonic()
 
     @property
     def complaint(self) -> str:
-        """Return the message if the time is over."""
         if self._ends_s <= time.monotonic():
             return f"the fetch was not complete after {self._total_s:g} s"
         return self._step.complaint

@@ -131,7 +131,6 @@ def _check_not_committed(files: Path) -> None:
 
 
 def has_repository(folder: Path) -> bool:
-    """Whether a folder that is there is a repository, or a part of a work tree."""
     return folder.is_dir() and pygit2.discover_repository(str(folder)) is not None
 
 
@@ -242,7 +241,6 @@ class CommitObject:
         return sha256(content_of(self.raw)).hexdigest()
 
     def _person(self, prefix: bytes) -> Person:
-        """Return the first person with this header."""
         lines = self._parts[0].split(b"\n")
         return parse_person(next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), b""))
 
@@ -252,8 +250,6 @@ _PARENTS: Final = re.compile(rb"(?:parent [0-9a-f]{40}\n)*")
 
 
 class TagObject(NamedTuple):
-    """An annotated tag."""
-
     target: pygit2.Oid
     name: bytes
 
@@ -432,7 +428,6 @@ def note_accepted(ours: pygit2.Repository, folder: str) -> None:
 
 
 def recover_folder(ours: pygit2.Repository, left: pygit2.Repository) -> None:
-    """Take over what another clone knows of the accepted commit."""
     if (folder := _noted(left, _ACCEPTED_FOLDER)) is not None:
         note_accepted(ours, folder)
 
@@ -490,7 +485,6 @@ class Transfer:
         report(Step(work_s + period_s, complaint))
 
     def count(self, size_bytes: int) -> None:
-        """Note how much was sent or taken since the transfer began."""
         if size_bytes - self._counted >= self._size:
             self._counted = size_bytes
             self._report(self._step)
@@ -504,23 +498,19 @@ class Steps:
         self._worked_s: float | None = None  # when work was reported last; None: another step was
 
     def begin_answer(self, within_s: float) -> None:
-        """Begin to wait for a server's answer as a whole."""
         self._worked_s = None
         complaint = f"its answer was not complete after {within_s:g} s (git-timeout in the file of --config)"
         self._report(Step(within_s, complaint))
 
     def begin_download(self, period_s: float) -> Transfer:
-        """Begin to wait for data of a server."""
         self._worked_s = None
         return Transfer(self._report, period_s, "sent")
 
     def begin_upload(self, period_s: float) -> Transfer:
-        """Begin to pack data on this host, and to send it to a server."""
         self._worked_s = None
         return Transfer(self._report, period_s, "took", work_s=WORK_S)
 
     def note_work(self) -> None:
-        """Report that work on this host begins, or goes on."""
         now_s = self._now_s()
         if self._worked_s is None or now_s - self._worked_s >= _WORK_EVERY_S:
             self._worked_s = now_s
@@ -536,14 +526,12 @@ _steps: ContextVar[Steps | None] = ContextVar("steps of the fetch that this thre
 
 
 def note_work() -> None:
-    """Report that work on this host goes on, if anybody gets the reports."""
     if (found := _steps.get()) is not None:
         found.note_work()
 
 
 @contextmanager
 def reported(report: ReportStep) -> Iterator[None]:
-    """Report the steps of a fetch that this thread makes in the block."""
     token = _steps.set(Steps(report))
     try:
         yield
@@ -598,7 +586,6 @@ def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
 
 
 def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
-    """Copy packs as they are, which is ten times as fast as to write them anew."""
     for index in _packs(theirs).glob("pack-*.idx"):
         for file in (index.with_suffix(".pack"), index):
             with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
@@ -661,7 +648,6 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collect
 
 
 def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
-    """How many bytes a blob has; 0 for what is none, which is held within bounds of its own."""
     kind, size = repository.odb.read_header(oid)
     return size if kind == ObjectType.BLOB else 0
 

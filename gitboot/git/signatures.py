@@ -72,7 +72,6 @@ class Signatures:
         return found if isinstance(found, Signer) else None
 
     def signed(self, message: Message) -> Message:
-        """A message with who has signed its commit, if anyone."""
         found = self._signer(Revision(message.commit))
         return message._replace(signer=found if isinstance(found, Signer) else None)
 
@@ -225,7 +224,6 @@ class SignatureKeys:
         raise unlisted
 
     def _take_up(self) -> None:
-        """Make anew what the programs read."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
         people: list[_AllowedSigners | Keyring] = []
@@ -256,8 +254,6 @@ def _key_files(path: Path) -> list[Path]:
 
 
 class _AllowedSigners:
-    """SSH keys, in a file as ssh-keygen(1) describes it below ALLOWED SIGNERS."""
-
     def __init__(self, path: Path, scratch: Path) -> None:
         self._path, self._scratch = path.absolute(), scratch
 
@@ -300,8 +296,6 @@ def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
 
 
 class Signed(NamedTuple):
-    """The bytes that a signature is of, and the signature."""
-
     payload: bytes
     signature: bytes
 
@@ -359,7 +353,6 @@ class Keyring:
 
     @classmethod
     def made(cls, files: Sequence[Path], home: Path) -> Keyring:
-        """A keyring of the public keys in these files."""
         home.mkdir(mode=0o700)
         keyring = cls(home)
         for path in files:

@@ -106,7 +106,6 @@ _IRREGULAR: Final = {
 
 
 def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
-    """The id of a commit's tree at ``folder``; None where there is none."""
     found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
     for name in folder.split("/") if folder else ():
         if not isinstance(found, pygit2.Tree) or name not in found:
@@ -116,7 +115,6 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
 
 
 def symlink_at(git: pygit2.Repository, revision: Revision, folder: str) -> str | None:
-    """Return the path of the symlink that a commit has on the way to ``folder``, if it has one."""
     found: pygit2.Object = git[revision].peel(pygit2.Tree)
     way = ""
     for name in folder.split("/") if folder else ():
@@ -162,7 +160,6 @@ def _differences(
 
 
 def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
-    """What a tree holds besides dot-folders; a new one is looked at whether Git would check it out as it stands."""
     found = _read(objects, tree, prefix)
     if is_new:
         _check_names(prefix, found)
@@ -201,7 +198,6 @@ def _is_forbidden(name: bytes) -> bool:
 
 
 def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
-    """What an entry is, and its path."""
     try:
         return mode, prefix + name.decode()
     except UnicodeDecodeError:
@@ -245,7 +241,6 @@ class Blobs:
                 raise
 
     def close(self) -> None:
-        """Let go of this thread's repository; the next blob opens it anew."""
         with suppress(AttributeError):
             del self._threads.objects
 

@@ -110,7 +110,6 @@ class SharedFetches:
         ]
 
     def _look(self, run: _Run, how: str = "") -> str | None:
-        """Who may give now."""
         rows = run(f"{_HELD} {how}")
         for _, holder, _, place in rows:
             self._refuse_left(place, holder)
@@ -184,7 +183,6 @@ class RecordedFetches:
 
     @contextmanager
     def _reading(self) -> Iterator[_Run]:
-        """A transaction whose failure is one of the ledger."""
         try:
             with self._transactions.begin() as run:
                 yield run
@@ -207,7 +205,6 @@ class _Transactions:
 
     @contextmanager
     def begin(self) -> Iterator[_Run]:
-        """A block in one transaction."""
         with self._lock:
             if self._connection is None or self._connection.closed or self._connection.broken:
                 self._connection = self._connect(self._address)

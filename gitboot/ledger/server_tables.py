@@ -309,7 +309,6 @@ def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None
 
 
 def is_dated(store: Store, modified: int) -> bool:
-    """Whether any entry had this modification time."""
     return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified))
 
 
@@ -343,7 +342,6 @@ def pending(store: Store) -> list[Pending]:
 
 
 def last_noted(store: Store) -> int:
-    """The number of the observation that was noted last."""
     return int(store.rows("SELECT COALESCE(MAX(id), 0) FROM observations")[0][0])
 
 
@@ -374,7 +372,6 @@ def note(tx: Transaction, pending: Iterable[Pending]) -> None:
 
 
 def judge(tx: Transaction, verdicts: Mapping[int, str]) -> None:
-    """Note what came of observations, in a word each."""
     tx.executemany(
         "UPDATE observations SET verdict = ? WHERE id = ?", [(verdict, number) for number, verdict in verdicts.items()]
     )
@@ -413,13 +410,11 @@ def read_known_bmcs(store: Store) -> frozenset[Pair]:
 
 
 def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
-    """Replace them all."""
     tx.execute("DELETE FROM known_bmcs")
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
 
 
 def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
-    """Return every lost identity."""
     found = store.rows("SELECT kind, value, uuid, netboots FROM lost_identities")
     return frozenset(LostIdentity(kind, value, SystemUuid(uuid), bool(boots)) for kind, value, uuid, boots in found)
 
@@ -436,7 +431,6 @@ def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now
 
 
 def read_machines(store: Store) -> dict[SystemUuid, Machine]:
-    """Every machine, by UUID, as it was described last."""
     with store.reading():
         rows = store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
         return {machine.uuid: machine for machine in map(parse_machine, rows)}
@@ -469,7 +463,6 @@ def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
 
 
 def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
-    """Replace what is recorded for each server and reason."""
     if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
         tx.mark()
         tx.replace("overrides", ("uuid", "reason"), found)
@@ -533,7 +526,6 @@ def forget(tx: Transaction) -> None:
 
 
 def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
-    """Return the fetches of secrets by the server's UUID."""
     with store.reading():
         found = store.rows("SELECT uuid, facts FROM secret_fetches ORDER BY uuid")
         return {SystemUuid(uuid): secret_fetches(facts) for uuid, facts in found}
@@ -560,7 +552,6 @@ def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
 
 
 def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
-    """Replace what is recorded for each server and reason."""
     if found := [(uuid, record.reason, json_of(record)) for uuid, record in switches]:
         tx.mark()
         tx.replace("switches", ("uuid", "reason"), found)
