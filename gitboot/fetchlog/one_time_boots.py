@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
 from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
@@ -50,7 +50,8 @@ def described(secret: str) -> str:
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
 
 
-class AddressFetches(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AddressFetches:
     """The fetches of one secret by one address, or by several that are not told apart."""
 
     first: datetime
@@ -59,9 +60,6 @@ class AddressFetches(NamedTuple):
 
     def and_one(self, at: datetime, times: int) -> AddressFetches:
         return AddressFetches(min(self.first, at), max(self.last, at), self.times + times)
-
-    def facts(self) -> dict[str, Any]:
-        return {"first": format_instant(self.first), "last": format_instant(self.last), "times": self.times}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,9 +132,9 @@ class InstallationFetches:
                 "unexpected": each.is_unexpected,
                 "times": each.seen[1],
                 "addresses": [
-                    {"address": address, **found.facts()} for address, found in sorted(each.addresses.items())
+                    {"address": address, **facts(found)} for address, found in sorted(each.addresses.items())
                 ],
-                "others": each.others.facts() if each.others is not None else None,
+                "others": facts(each.others),
             }
             for name, each in sorted(self.fetched.items())
         ]

@@ -43,7 +43,6 @@ from gitboot.git.repository import (
     check_history,
     containing,
     copy,
-    files_of,
     folder_of,
     lacks_memory,
     merge_packs,
@@ -52,6 +51,7 @@ from gitboot.git.repository import (
     peel_reference,
     read_tag,
     recover_folder,
+    shared_files_of,
 )
 from gitboot.git.snapshots import folder_in, tree_at
 from gitboot.jsonio import decoder
@@ -60,7 +60,7 @@ _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history
 EMPTY: Final = "repository.empty."  # in STATE, a repository with which the refs of a remote are listed
 _UNPARSED: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
-_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
+_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, a tag, or a branch of gitboot's
 
 
 class Brought(NamedTuple):
@@ -84,22 +84,20 @@ class Upstream:
         Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
-        with suppress(SourceError, UsageError), self._local() as (repository, _):
+        with suppress(SourceError, UsageError), self.local() as (repository, _):
             if repository is not None:
-                files = files_of(repository)
-                common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
-                return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+                return (shared_files_of(repository),)
         return ()  # what is wrong there is for `fetch` to say
 
     def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
         head: Head | None = None
-        with self._local() as (theirs, folder):
+        with self.local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
             if folder != folder_of(ours):
                 note_folder(ours, folder)
             if self._remote.commit:
                 name = tip = self._remote.commit
-                self._bring_one(theirs, ours, tip, kept)
+                self.bring_commit(theirs, ours, tip, kept)
             else:
                 conversation = Conversation(self._remote, theirs, ours, self._state / "home")
                 heads, head = conversation.refs()
@@ -125,7 +123,7 @@ class Upstream:
         is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
         return Brought(commit, head, tip if is_own else None)
 
-    def _bring_one(
+    def bring_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
     ) -> None:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
@@ -143,7 +141,7 @@ class Upstream:
 
     def read_head(self) -> Head:
         with ExitStack() as stack:
-            theirs, _ = stack.enter_context(self._local())
+            theirs, _ = stack.enter_context(self.local())
             if theirs is not None:
                 with blaming(self._remote.url):
                     return head_of(theirs)
@@ -155,10 +153,6 @@ class Upstream:
             if not heads:
                 raise SourceError(f"{self._remote.url} has no commit yet")
             return head
-
-    def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
-        with self._local() as (theirs, _):
-            self._bring_one(theirs, ours, commit, kept)
 
     def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
         with blaming(self._remote.url):
@@ -200,7 +194,7 @@ class Upstream:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
+    def local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
         local = self._remote.local
         if local is None:
             yield None, ""
@@ -221,14 +215,8 @@ class Upstream:
 CLONE: Final = "repository.git"  # in STATE
 NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
-FETCHED: Final = "refs/gitboot/fetched"  # of a branch that gitboot owns
 _PUSHED: Final = "refs/gitboot/made"  # of a branch that gitboot owns: the commit that is pushed
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
-
-
-class Tip(NamedTuple):
-    commit: str | None  # None: the remote has no such branch
-    head: Head  # what the remote's HEAD names
 
 
 # Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
@@ -295,23 +283,6 @@ class Fetching(ABC):
         assert head is not None  # noqa: S101 - this order is to read it
         return head
 
-    def fetch_branch(self, remote: Remote, repository: Path) -> None:
-        """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
-        self.carry_out(Order(work="branch", remote=remote, folder=repository))
-
-    def read_tip(self, remote: Remote, repository: Path) -> Tip:
-        """Return where the branch that the reference names is."""
-        found = self.carry_out(Order(work="tip", remote=remote, folder=repository))
-        assert found.head is not None  # noqa: S101 - this order is to read it
-        return Tip(found.revision or None, found.head)
-
-    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
-        """Bring the branch that the reference names from ``expected`` to a commit of the repository.
-
-        Raises `SourceError` if the branch is elsewhere by now, and `SourceRefused` if the remote does not take it.
-        """
-        self.carry_out(Order(work="push", remote=remote, folder=repository, accepted=expected, pushed=commit))
-
 
 class InThisProcess(Fetching):
     """Fetches without limits."""
@@ -328,10 +299,10 @@ class InThisProcess(Fetching):
             case "head":
                 return Arrived(head=Upstream(remote, folder).read_head())
         with blaming(folder), opened(folder) as ours:
-            conversation = Conversation(remote, None, ours, home_of(folder))
+            conversation = Conversation(remote, None, ours, folder.with_name("home"))
             match order.work:
                 case "branch":
-                    conversation.fetch(f"+{remote.reference}:{FETCHED}")
+                    conversation.fetch(f"+{remote.reference}:{_FETCHED}")
                 case "tip":
                     heads, head = conversation.refs()
                     return Arrived(revision=heads.get(remote.reference or HEAD, ""), head=head)
@@ -351,17 +322,12 @@ def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
             with suppress(SourceError), blaming(old), opened(old) as left:
                 copy(left, ours, pygit2.Oid(hex=accepted))
                 recover_folder(ours, left)
-        with suppress(SourceError):
-            upstream.bring_commit(ours, accepted, ())
+        with suppress(SourceError), upstream.local() as (theirs, _):
+            upstream.bring_commit(theirs, ours, accepted, ())
         if accepted in ours.odb:
             point(ours, ACCEPTED, accepted)
             return True
     return False
-
-
-def home_of(repository: Path) -> Path:
-    """Where libssh2 finds the keys that hosts may show, for those that are in one folder with a repository."""
-    return repository.with_name("home")
 
 
 def latest_of(remote: Remote) -> str:

@@ -242,13 +242,7 @@ def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen
 
 def ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
     """Return these commits and all that led to them."""
-    found: set[pygit2.Oid] = set()
-    pending = list(tips)
-    while pending:
-        if (oid := pending.pop()) not in found:
-            found.add(oid)
-            pending += reader.read(oid).parents
-    return found
+    return set(_sorted_topologically(reader, tips, seen=set()))
 
 
 def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> bool:

@@ -18,7 +18,7 @@ from gitboot.child_processes import Ended, ask
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, leading_from
-from gitboot.git.repository import CommitReader, Stored
+from gitboot.git.repository import CommitReader, Stored, split_signatures
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
@@ -306,26 +306,12 @@ class AmbiguousSignature(Exception):
 
 def of_commit(raw: bytes) -> Signed | None:
     """A commit without its header ``gpgsig``, and that header; None where it has none."""
-    header, blank, message = raw.partition(b"\n\n")
-    kept: list[bytes] = []
-    signature: list[bytes] = []
-    found = 0
-    is_within = False
-    for line in header.split(b"\n"):
-        if line.startswith(b"gpgsig-"):
-            raise AmbiguousSignature("it has a signature for another kind of repository")
-        if line.startswith(b"gpgsig "):
-            found += 1
-            is_within = True
-            signature.append(line.removeprefix(b"gpgsig "))
-        elif is_within and line.startswith(b" "):
-            signature.append(line[1:])
-        else:
-            is_within = False
-            kept.append(line)
-    if found > 1:
+    payload, signatures = split_signatures(raw)
+    if any(each.startswith(b"gpgsig-") for each in signatures):
+        raise AmbiguousSignature("it has a signature for another kind of repository")
+    if len(signatures) > 1:
         raise AmbiguousSignature("it has more than one signature")
-    return Signed(b"\n".join(kept) + blank + message, b"\n".join(signature) + b"\n") if found else None
+    return Signed(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
 
 
 def of_tag(raw: bytes) -> Signed | None:

@@ -34,7 +34,8 @@ class Request(NamedTuple):
     facts: Mapping[str, Any]  # JSON values
 
 
-class Suspension(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Suspension:
     """No commit is accepted, and nothing set, until an instant."""
 
     who: str
@@ -178,9 +179,9 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
     "gap": _flag("gap"),
     "clock": _Fact("clock"),
-    "suspension": _Fact("suspension", partial(parse, Suspension, until=instant), lambda each: json_of(each._asdict())),
-    "stoppage": _Fact("stoppage", partial(parse, Stoppage), lambda each: json_of(each._asdict())),
-    "orders": _Fact("orders", partial(parse, Orders), lambda each: json_of(each._asdict())),
+    "suspension": _Fact("suspension", partial(parse, Suspension), json_of),
+    "stoppage": _Fact("stoppage", lambda text: Stoppage(**json_value(text)), lambda each: json_of(each._asdict())),
+    "orders": _Fact("orders", lambda text: Orders(**json_value(text)), lambda each: json_of(each._asdict())),
     "withheld": _Fact("withheld", _parse_withheld, lambda each: json_of(facts(each))),
     "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: json_of(servers) if servers else None),
     "left_output": _Fact(

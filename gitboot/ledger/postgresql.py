@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
-import psycopg
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s

@@ -70,6 +70,7 @@ class SqliteDatabase(Database):
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
+                # so that SQLite reads what is on the disk, and not what the kernel remembers of it
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._opened()
 

@@ -219,7 +219,13 @@ def open_database(
 
     Of a ledger that goes on elsewhere, or is not whole yet, only where it ``takes_any``.
     """
-    database = _database(path, synchronous=synchronous, reads_only=reads_only)
+    database: Database
+    if (address := address_beside(path)) is not None:
+        from gitboot.ledger.postgresql import PostgresDatabase  # few have one
+
+        database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
+    else:
+        database = ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
     database.takes_any = takes_any
     try:
         if not takes_any:
@@ -229,14 +235,6 @@ def open_database(
         database.close()
         raise
     return database
-
-
-def _database(path: Path, *, synchronous: bool, reads_only: bool) -> Database:
-    if (address := address_beside(path)) is not None:
-        from gitboot.ledger.postgresql import PostgresDatabase  # few have one
-
-        return PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
-    return ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
 
 
 def _progress_in(facts: Iterable[Row]) -> tuple[str, int]:
