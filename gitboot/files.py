@@ -285,8 +285,6 @@ def fleet_root(path: Path) -> Path:
 
 
 class _Folder(NamedTuple):
-    """A folder on the way, which is open."""
-
     path: str
     fd: int
     is_guarded: bool  # whether a symlink in the folder may come from a stranger
@@ -316,7 +314,6 @@ class _Walk:
             os.close(self.folders.pop().fd)
 
     def reached(self) -> Path:
-        """Return the path of the last folder that was entered, and below it what could not be entered."""
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:

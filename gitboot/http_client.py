@@ -185,8 +185,6 @@ def look_up(host: str, port: int, limits: RequestLimits) -> list[str]:
 
 
 class _LimitedStream(io.RawIOBase):
-    """A socket's stream that obeys the limits of its request."""
-
     def __init__(self, stream: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
         self._stream, self._socket, self._limits = stream, sock, limits
 
@@ -550,7 +548,6 @@ def _followed(url: str, location: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it stems from, the last cause at the end."""
     cause: BaseException | None = error
     seen = set[int]()
     while cause is not None and id(cause) not in seen:
@@ -564,7 +561,6 @@ def _is_disconnected(error: BaseException) -> bool:
 
 
 def _reason(error: BaseException, limits: RequestLimits) -> str:
-    """What went wrong, without the names of libraries."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, (_RequestTooSlow, _AnswerTooLarge, _CredentialsWithheld)):

@@ -118,7 +118,6 @@ class HistoryEvaluator:
 
 
 def _store(evaluator: Evaluator, cache: Cache | None) -> None:
-    """Store what the cache lacks of the last commits."""
     if cache is not None:
         for kind, values in evaluator.unstored(_BATCH):
             cache.insert_many(kind, values)

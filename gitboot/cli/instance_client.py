@@ -322,7 +322,6 @@ def accepted_by(where: str, *, deadline_s: float = 30) -> str:
 
 
 def _answers(url: str, deadline_s: float) -> Iterator[Any]:
-    """The status of an endpoint; of a mirror, what the tree says that it serves."""
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
         reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
@@ -359,7 +358,6 @@ def output_of(state: Path) -> Path | None:
 
 
 def _places_of(state: Path) -> tuple[Path | None, Path | None]:
-    """Return OUTPUT and the spool of the instance on ``state``, as far as its ledger can be read."""
     with suppress(LedgerError):
         return places(state / LEDGER) if has_ledger(state) else (None, None)
     return None, None

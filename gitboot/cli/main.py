@@ -131,8 +131,6 @@ _OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
 
 
 class _Commands(click.Group):
-    """The commands by name, each imported when it is needed."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -163,7 +161,6 @@ class _Commands(click.Group):
 
 
 def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Print the versions of gitboot, Python and libgit2, and exit."""
     if not is_asked or context.resilient_parsing:
         return
     import platform

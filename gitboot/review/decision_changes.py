@@ -272,7 +272,6 @@ def _offered(decisions: Decisions) -> frozenset[Digest]:
 
 
 def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
-    """Return all servers of both commits as what may differ."""
     servers = old.servers if old is not None else {}
     sizes = Counter(label for each in servers.values() for label in labels_of(each))
     return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
@@ -325,7 +324,6 @@ _BESIDE_DECISIONS: Final = frozenset({Why.ADDRESS, Why.UUID, Why.NAME, Why.NID, 
 def _described(
     decisions: Decisions | None, repository: FleetRepository | None, machines: Iterable[Machine]
 ) -> dict[str, Described]:
-    """Return what a commit says of these machines, by the names of their servers."""
     if decisions is None or repository is None:
         return {}
     return {
@@ -510,7 +508,6 @@ def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
 
 
 def _are_named(value: Any) -> bool:
-    """Whether it is a list of things that have names, such as maintenances."""
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
 
 

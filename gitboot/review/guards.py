@@ -181,7 +181,6 @@ def judge(
 
 
 def _numbers_of_change(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
-    """Return what guards count of a commit that is not the first: guard, words, number, and limit."""
     may_boot = "servers that may boot an image that claims for the first time to write no disk"
     return (
         (
@@ -310,7 +309,6 @@ def ack_lines(
 
 
 def _fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
-    """Return why a line does not count, if it does not."""
     if (found := _WORDS.fullmatch(line)) is None:
         return "not of the form Gitboot-Ack: DIGEST GUARD"
     digest, guard = found.groups()

@@ -114,7 +114,6 @@ def _is_asked(ask: Demand, spans: list[Span]) -> bool:
 
 
 def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
-    """Return what is different in two policies, the second of which asks for a disk-writing boot."""
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
@@ -150,8 +149,6 @@ def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
 
 
 def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
-    """Return what is different in a maintenance that asks for a disk-writing boot in the newer commit."""
-
     def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
         image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
         return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
@@ -273,7 +270,6 @@ class Described(NamedTuple):
 
 
 def _of_machine(machine: Machine) -> Iterator[Mark]:
-    """Return the identities of a machine that the ledger stores with its description."""
     yield from ((Why.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
     reports = machine.bmc.reports_serial if machine.bmc is not None else None
     serials = (each for each in (machine.serial, reports) if each is not None and not is_placeholder_serial(each))
@@ -372,7 +368,6 @@ def new_claims(
 
 
 def _content(image: BootImage) -> Digest:
-    """All that the image boots and claims, whatever it is called."""
     return digest({name: value for name, value in written(image)["spec"].items() if name != "version"})
 
 
@@ -429,7 +424,6 @@ class DiskClaims:
 
 
 def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
-    """Return the kernel arguments that do more than choose where the kernel prints."""
     return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
 
 

@@ -127,7 +127,6 @@ def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, .
 def _common_diffs(
     boot: str, texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
 ) -> tuple[RenderedDiff, ...]:
-    """Return how the texts of two commits differ that are no single server's."""
     shown, whole = (
         [{boot: texts(_with_unknown(each, prepared))} if each else {} for each in (old, new)]
         for prepared in (fit_to_show, laid_out)
@@ -150,7 +149,6 @@ def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterat
 
 
 def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]:
-    """Return the lines of a unified diff, and how many hidden lines differ."""
     was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
     lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
@@ -164,7 +162,6 @@ def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]
 
 
 def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
-    """What a server fetches, for each boot from the network that it may make."""
     found: Boots = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
@@ -187,7 +184,6 @@ def _plan(
     policy: str | None = None,
     maintenance: str | None = None,
 ) -> BootPlan:
-    """A plan that boots ``boot``, whatever the hour."""
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -232,7 +228,6 @@ def _entry(files: dict[str, File], name: str) -> str:
 
 
 def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
-    """Return the decisions with what unknown machines boot as ``prepared`` returns it."""
     boots = decisions.unknown
     prepared_boots = (
         {architecture: prepared(boot) for architecture, boot in boots.items()} if boots is not None else None

@@ -166,7 +166,6 @@ def _images(
 
 
 def _stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
-    """Return where the servers of a stream are, and which of them boot the current image until a rollout is raised."""
     spec = repository.streams[name].spec
     rollout = spec.rollout
     own = [each for each in followers if each.stream == name]
@@ -346,7 +345,6 @@ def _judged(
     at: datetime,
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
-    """Whether the present step is proven, which another one may be ``following``, and why not."""
     if here != there:
         told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
         return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"

@@ -486,7 +486,6 @@ def _as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]
 
 
 def _as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-    """A table of the artifacts by which something is not in order, why, and how many each site has of what."""
     rows, lines = [], []
     for each in found:
         sighting = seen[each.file]

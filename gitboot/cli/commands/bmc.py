@@ -242,7 +242,6 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 
 
 def _warn_of_no_name(is_named: bool) -> None:
-    """Say where nothing is set at a BMC, whatever was said of it."""
     if not is_named:
         click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
 
@@ -340,7 +339,6 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
 
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
-    """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:

@@ -176,7 +176,6 @@ def _switch(
 
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
-    """The machines that are meant; all that have a BMC where none is named."""
     at = now()
     with looked_at(state, at) as instance:
         found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)

@@ -95,7 +95,6 @@ def scan_network(
 
 
 def _listed(places: Sequence[str]) -> Iterator[str]:
-    """What is named, and what files that are named list."""
     for place in places:
         if not Path(place).is_file():
             yield place
@@ -139,7 +138,6 @@ def _write(
     *,
     verify: bool,
 ) -> dict[FoundServer, Path]:
-    """Write a document for each machine that has none, as far as what it shows is enough."""
     written: dict[FoundServer, Path] = {}
     names = set(taken)
     for each in found:

@@ -153,7 +153,6 @@ def _compared(
     *,
     contents: bool,
 ) -> Contrast:
-    """One server; whatever the old system does is a verdict."""
     policy = decision.policy
     boot = policy.boot if policy is not None else None
     try:
@@ -182,7 +181,6 @@ def _compared(
 
 
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
-    """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
     urls = asker.urls(old, shape)
     for number, url in enumerate(urls):
         variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
@@ -216,7 +214,6 @@ def _same_host(url: str, old: str) -> bool:
 
 
 def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
-    """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None

@@ -132,7 +132,6 @@ def command(
 
 
 def _flags(given: Mapping[str, object]) -> list[str]:
-    """Options as they were given."""
     found: list[str] = []
     for name, values in given.items():
         flag = f"--{name.replace('_', '-').removesuffix('s') if name == 'forge_keys' else name.replace('_', '-')}"
@@ -142,7 +141,6 @@ def _flags(given: Mapping[str, object]) -> list[str]:
 
 
 def _written(format: str, result: Review, path: Path, range: str) -> str:
-    """The review of ``range`` of the fleet at ``path`` in one format."""
     from gitboot.git.history import head_commit
     from gitboot.git.snapshots import folder_around
     from gitboot.review.formats.json import as_json
@@ -308,7 +306,6 @@ class _Thread(ABC):
         return answer
 
     def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
-        """Return status, error text and JSON of an answer."""
         answer = self._client.ask(
             url, credentials=self._credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
@@ -316,8 +313,6 @@ class _Thread(ABC):
 
 
 class _GitHubThread(_Thread):
-    """A pull request of GitHub, by the variables of GitHub Actions."""
-
     edits_by = "PATCH"
 
     def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
@@ -356,8 +351,6 @@ class _GitHubThread(_Thread):
 
 
 class _GitLabThread(_Thread):
-    """A merge request of GitLab, by the variables of GitLab CI."""
-
     edits_by = "PUT"
 
     def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
@@ -394,7 +387,6 @@ def _number(comment: Mapping[str, Any]) -> int:
 
 
 def _field(value: Any, *names: str) -> Any:
-    """Return a field of nested JSON objects; None if there is none."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value

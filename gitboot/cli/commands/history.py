@@ -47,7 +47,6 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 
 
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
-    """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     entries: list[Changed | Skipped] = []
@@ -68,7 +67,6 @@ def _entry(entry: Changed | Skipped) -> dict[str, Any]:
 
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
-    """A line a commit, and one below it for each field; one for all invalid commits in a row."""
     from gitboot.cli.terminal import table, wrapped
 
     lines: list[str] = []
@@ -95,7 +93,6 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
-    """The fields of a commit that changed; of a server that came or went, what it boots."""
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
@@ -109,7 +106,6 @@ def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
 
 
 def _sides(change: Change) -> tuple[str, str]:
-    """Before and after; of lists what went and what came."""
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
         gone = " ".join(f"-{_item(each)}" for each in old if each not in new)
@@ -119,12 +115,10 @@ def _sides(change: Change) -> tuple[str, str]:
 
 
 def _item(value: Any) -> Any:
-    """An element of a list; of a file, its URL."""
     return value.get("url", value) if isinstance(value, dict) else value
 
 
 def _shown(value: Any) -> str:
-    """A value in a few words."""
     if value is None:
         return "none"
     if isinstance(value, dict) and "networkBoot" in value:

@@ -52,7 +52,6 @@ def command(
 
 
 def _tables(found: Images) -> Iterator[str]:
-    """A table for each question that has an answer."""
     rows: list[tuple[str, ...]] = [
         (
             each.name,
@@ -96,7 +95,6 @@ def _stream(stream: StreamUse) -> tuple[str, ...]:
 
 
 def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
-    """Whom the next percentage reaches that reaches anyone, and whom the usual ones after it."""
     if not joining:
         return
     nearest = joining[0].percent

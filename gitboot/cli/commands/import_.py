@@ -128,7 +128,6 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
 
 
 def _texts(source: Path) -> Iterator[tuple[str, str]]:
-    """Every text below the source, by its path; what is large, or no text, describes no machine."""
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     if len(paths) > _MOST:
         raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
@@ -162,13 +161,11 @@ class _Target:
             raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
 
     def begin(self, files: Mapping[str, str]) -> None:
-        """Write what is there to be changed, where it is not."""
         for name, text in files.items():
             if not (self._out / name).exists():
                 self._put(name, text)
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Write documents, and take away those of the last import that the source no longer has."""
         for name, text in sorted(files.items()):
             theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_theirs(each)]
             self.left += theirs[:1]

@@ -76,7 +76,6 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
 
 
 def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
-    """The path and the text of each file of a fleet in a folder, and of its CI at the top."""
     from gitboot.review.formats.json import schemas
 
     below = f"{subpath}/" if subpath else ""
@@ -134,7 +133,6 @@ def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
 
 
 def _place_of(subpath: str) -> dict[str, str]:
-    """What tells a fleet's CI from that of others."""
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 

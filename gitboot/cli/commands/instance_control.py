@@ -180,7 +180,6 @@ def allow_installs_command(state: Path) -> None:
 
 
 def _released(state: Path) -> tuple[str, ...]:
-    """Servers that boot from the network again, as the instance on ``state`` sees it."""
     at = now()
     with looked_at(state, at) as instance:
         commit, knowledge = instance.commit, instance.knowledge

@@ -94,7 +94,6 @@ def command(
 def _write_plans(
     fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
     chosen = selected(selector)
     asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
@@ -140,7 +139,6 @@ def _write_plans(
 
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
-    """Write what one server boots now and after each change up to and including ``until``."""
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
     if until < fleet.at:
@@ -190,7 +188,6 @@ def _as_yaml(listed: Callable[[], str]) -> str:
 
 
 def _installations(items: list[dict[str, Any]]) -> list[str]:
-    """Return the line about the installation of each item, which is empty if no installation is under way."""
     return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 

@@ -113,7 +113,6 @@ def begin(what: str, state: Path, yes: bool) -> None:
 
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
-    """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
     if instance.knowledge.is_trusted:
         return
     decisions, after = instance.commit.decisions, begun(instance, facts, now())
@@ -278,7 +277,6 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 
 
 def _standing(item: dict[str, Any]) -> str:
-    """The heading under which a server is counted, the worst that fits."""
     step = str(item["step"]).lower()
     if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"

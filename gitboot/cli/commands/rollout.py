@@ -150,16 +150,12 @@ def advance_stream(
 
 
 class _Change(NamedTuple):
-    """A step, as the one file that it changes and what its commit says."""
-
     file: str
     content: bytes
     message: str
 
 
 class _Done(StrEnum):
-    """What became of a change."""
-
     WRITTEN = "Written"
     PROPOSED = "Proposed"  # the branch was there already
     NOTHING = "Nothing"  # it was only to be said
@@ -167,8 +163,6 @@ class _Done(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Proposal:
-    """Where a step is, or would be."""
-
     made: _Done
     file: str
     message: str
@@ -178,8 +172,6 @@ class _Proposal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fleet:
-    """The fleet that is to be changed, and whoever decides its revisions."""
-
     path: Path
     snapshot: Snapshot
     now: Decided
@@ -252,7 +244,6 @@ class _Fleet:
 
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
-    """Write a step: as a commit on a branch, or into the work tree."""
     files = {change.file: change.content}
     done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
     if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:
@@ -279,7 +270,6 @@ _WORDS: Final = {
 
 
 def _as_text(found: Headway, done: _Proposal | None) -> str:
-    """What comes of it, and below that what was written."""
     at = f" at {found.percent} %" if found.percent is not None else ""
     lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]
     if done is not None:

@@ -214,7 +214,6 @@ def fetches(
 
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
-    """Request that the instance takes the fetches that the ledger has now as right."""
     with looked_at(state, now()) as look:
         known = {
             name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))

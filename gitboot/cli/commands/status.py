@@ -142,13 +142,11 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
 
 
 def _limited(lines: list[str]) -> list[str]:
-    """Return the first lines about servers, and how many there are besides."""
     left = more(len(lines) - _MOST_SERVERS, "server")
     return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
-    """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (

@@ -154,7 +154,6 @@ def command(
 
 
 def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
-    """Write the mirror's program, its public key and its units into a folder."""
     if source is None or not keys:
         raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
     digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
@@ -173,7 +172,6 @@ def _repair(
     *,
     as_target: bool,
 ) -> None:
-    """Repair a mirror, and write what was done."""
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
@@ -195,7 +193,6 @@ def _repair(
 
 
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
-    """Open the files of a mirror for writing."""
     if mirror.startswith(_STORES):
         return _target_store(mirror, stack)
     if "://" in mirror and not mirror.startswith("file://"):
@@ -210,7 +207,6 @@ def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 
 
 def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
-    """Open a target for writing, by its address."""
     from tempfile import TemporaryDirectory
 
     from gitboot.bmc.credentials import read_credentials
@@ -237,7 +233,6 @@ def _folder(mirror: str) -> Path:
 
 
 def _public_keys(text: str) -> list[bytes]:
-    """Return the public keys that an option names."""
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -271,7 +266,6 @@ def _as_text(
 
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
-    """Return the lines about a list, and about what was not compared."""
     if report is None or (signed := report.signed) is None:
         return []
     signatures = {

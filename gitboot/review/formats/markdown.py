@@ -151,7 +151,6 @@ def _dangers(review: Review) -> Iterator[str]:
 
 
 def _groups(review: Review, room: int) -> tuple[list[str], int]:
-    """As many groups as there is room for, and how many of them are left out or without their details."""
     blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
@@ -177,7 +176,6 @@ def _groups(review: Review, room: int) -> tuple[list[str], int]:
 
 
 def _group(group: Group) -> tuple[str, str]:
-    """A group with its details, and the same in one line."""
     lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(phrases.when(effect))}" for effect in group.effects)
@@ -306,7 +304,6 @@ def _longer_than(text: str, least: int) -> str:
 
 
 def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]:
-    """As many lines as there is room for, and how many are left out."""
     for number, line in enumerate(lines):
         room -= len(line.encode()) + 1
         if room < 0:
@@ -389,7 +386,6 @@ def _annotation(review: Review, places: Iterable[Place], code: Code, message: st
 
 
 def _place_in_fleet(review: Review, *field: str) -> Place:
-    """Return where the new Fleet has a field, or what is left around it."""
     assert review.head.repository is not None  # noqa: S101 - it was judged
     repository = review.head.repository
     path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), *field)
