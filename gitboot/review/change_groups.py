@@ -87,7 +87,10 @@ def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) ->
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.of(change)
-        key = _alike(change, ids), rendering.key(change)
+        # Equal for servers that change by the same causes in the same way, but for their own names and addresses.
+        kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
+        fields = tuple(map(_told, _fields(change.old, change.new)))
+        key = (kinds, change.risks, change.effects, fields), rendering.key(change)
         alike.setdefault(key, []).append(change)
         found_causes.setdefault(key, ids)
     order = list(Risk)
@@ -169,12 +172,6 @@ def _cause(
 
 
 # What makes changes alike
-
-
-def _alike(change: ServerChange, ids: tuple[Id, ...]) -> tuple[object, ...]:
-    """Equal for servers that change by the same causes in the same way, but for their own names and addresses."""
-    causes = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
-    return causes, change.risks, change.effects, tuple(map(_told, _fields(change.old, change.new)))
 
 
 def _told(field: FieldChange) -> str:

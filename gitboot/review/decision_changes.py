@@ -206,7 +206,10 @@ def compare(
     shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and changes_all_files(shared)):
-        touched = _everything(old_repository, new_repository)
+        servers_before = old_repository.servers if old_repository is not None else {}
+        sizes = Counter(label for each in servers_before.values() for label in labels_of(each))
+        both = frozenset(servers_before.keys() | new_repository.servers.keys())
+        touched = Touched(servers=both, documents=frozenset(), sizes=sizes)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
     if old is not None and offered is None:
@@ -269,12 +272,6 @@ def compare(
 
 def _offered(decisions: Decisions) -> frozenset[Digest]:
     return frozenset(claim for each in decisions.servers.values() for claim in claims_of(each))
-
-
-def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
-    servers = old.servers if old is not None else {}
-    sizes = Counter(label for each in servers.values() for label in labels_of(each))
-    return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
 
 
 def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:

@@ -233,14 +233,6 @@ class Unheeded:
     why: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Acknowledgements:
-    """What the messages of some commits acknowledge."""
-
-    given: Acknowledged
-    unheeded: tuple[Unheeded, ...]
-
-
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
 _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)[ \t]+(\S+)[ \t\r]*")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -339,8 +331,8 @@ def acknowledgements(
     digest: Digest,
     need: ReinstallsNeed | None = None,
     met: Container[str] = frozenset(),
-) -> Acknowledgements:
-    """What commits acknowledge of the changes with this digest."""
+) -> tuple[Acknowledged, tuple[Unheeded, ...]]:
+    """What commits acknowledge of the changes with this digest, and the lines that count for nothing."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in ack_lines(messages, need, met):
@@ -351,7 +343,7 @@ def acknowledgements(
                 unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
             case Unheeded():
                 unheeded.append(line)
-    return Acknowledgements(given=given, unheeded=tuple(unheeded))
+    return given, tuple(unheeded)
 
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after

@@ -215,9 +215,8 @@ def review(
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
     changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
-    given = acknowledgements(messages, changes.digest, need, met)
-    verdict = judge(changes.extent, tightened(limits, base, head), given.given)
-    steps, unheeded = tuple[HeldStep, ...](), given.unheeded
+    given, unheeded = acknowledgements(messages, changes.digest, need, met)
+    verdict, steps = judge(changes.extent, tightened(limits, base, head), given), tuple[HeldStep, ...]()
     if len(line) > 1:
         verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need, met)
     new = head.decisions, head.repository

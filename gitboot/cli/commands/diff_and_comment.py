@@ -37,12 +37,11 @@ from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
-from gitboot.review import review
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.formats.markdown import as_markdown, as_problems, commit_marker, failed_review, marker
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.review import Review, ReviewOutcome, review
 from gitboot.standard_streams import style
 from gitboot.text import count, more, printable, shell_words, some
 
