@@ -134,11 +134,10 @@ class Planned:
 
     def decision(self, server: str) -> Decision:
         """The decision for a server; raises `UsageError` with a near name where there is none."""
-        try:
-            return self.decisions.servers[server]
-        except KeyError:
+        if (found := self.decisions.servers.get(server)) is None:
             hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
-            raise UsageError(f"there is no server {server!r}; {hint}") from None
+            raise UsageError(f"there is no server {server!r}; {hint}")
+        return found
 
     def plan(self, server: str) -> tuple[Decision, BootPlan | None]:
         decision = self.decision(server)

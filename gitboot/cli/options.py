@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 REFERENCE: Final = "docs/reference/configuration.md"
+VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option has a variable
 _CONFIG: Final = "gitboot.config"  # in a context: the path of the configuration file
 
 

@@ -14,7 +14,7 @@ import click
 
 from gitboot import __version__
 from gitboot.errors import UsageError
-from gitboot.files import create_output_file
+from gitboot.files import create_output_file, usage_error_for
 from gitboot.git.branch_writer import pushed_as
 from gitboot.git.repository import parse_subpath
 from gitboot.text import shell_words
@@ -57,11 +57,9 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
-    try:
+    with usage_error_for(fleet):
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
-    except OSError as error:
-        raise UsageError(f"{fleet} cannot be written: {error.strerror}") from error
     left = [
         name
         for name, text in _files(known or THIS_VERSION, folder)

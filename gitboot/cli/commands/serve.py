@@ -35,6 +35,7 @@ from gitboot.cli.endpoint_options import (
     why_not_shared,
 )
 from gitboot.cli.options import (
+    VARIABLES,
     accept_filesystem_option,
     config_option,
     handed_settings,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @config_option
 @log_format_option
 @click.option(
