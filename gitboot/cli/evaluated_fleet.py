@@ -33,9 +33,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
-from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, fleet_facts, source_locations
@@ -158,9 +156,6 @@ class Planned:
         shown = canonical(fleet_facts(self.repository, opt_outs(self.repository)))
         return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
 
-    def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
-        return server_files(self.decisions, decision, planned)
-
 
 def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, About]:
     """What a repository says of each server that decides nothing."""
@@ -185,25 +180,16 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
     decided = evaluate_fleet(path, rev, at).decided
-    return Planned(
-        repository=decided.repository,
-        decisions=decided.decisions,
-        at=at,
-        records=known_records(decided.decisions, records),
-    )
-
-
-def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid, Record]:
-    """What ``--records`` says: nothing without it; fresh, adopt, or exported records in a file."""
-    if records is None:
-        return {}
-    if records not in ("fresh", "adopt"):
+    known: dict[SystemUuid, Record] = {}
+    if records in ("fresh", "adopt"):
+        new = first_records(decided.decisions.servers.values(), {}, adopt_all=records == "adopt")
+        known = {uuid: record for uuid, _, record in new}
+    elif records is not None:
         try:
-            return read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
+            known = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
-    new = first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
-    return {uuid: record for uuid, _, record in new}
+    return Planned(repository=decided.repository, decisions=decided.decisions, at=at, records=known)
 
 
 def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:

@@ -37,7 +37,7 @@ from gitboot.files import check_output_folder
 from gitboot.jsonio import document, facts, format_instant
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
-from gitboot.render.boot_files import shared_files
+from gitboot.render.boot_files import server_files, shared_files
 from gitboot.render.endpoint_files import PublishedServer, turn_of
 from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import summary
@@ -108,7 +108,7 @@ def _write_plans(
             continue
         decision, plan = fleet.plan(server)
         plans[decision.server] = plan
-        files = fleet.files(decision, plan)
+        files = server_files(fleet.decisions, decision, plan)
         boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
         made = already_made(decision, fleet.at, fleet.records.get(decision.uuid))
         items.append(
