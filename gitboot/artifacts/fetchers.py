@@ -202,8 +202,11 @@ def _head_of_file(path: Path) -> ArtifactHead:
         found = path.stat()
     except OSError as error:
         raise HostUnreachable(f"{path}: {error.strerror}") from error
-    version = f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}"
-    return ArtifactHead(size=found.st_size, content_type=artifact_type(path.name), version=version)
+    return ArtifactHead(
+        size=found.st_size,
+        content_type=artifact_type(path.name),
+        version=f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}",
+    )
 
 
 class RegistryFetcher:

@@ -83,8 +83,7 @@ class Registries:
         at = origin(reference, self._allowed)
         url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
         key = at, reference.repository
-        known = self._tokens.get(key)
-        with self._followed(url, headers, known, method) as answer:
+        with self._followed(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _good(answer, reference)
                 return

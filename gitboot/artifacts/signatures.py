@@ -180,8 +180,9 @@ class SignatureCheck:
                     by = self._signer(artifact, artifacts.checksums)
                 except Distrusted as error:
                     fault = str(error)
-                where = ("spec", "architectures", str(architecture), *at)
-                yield VouchedFile(at=where, sha256=artifact.sha256, by=by, fault=fault)
+                yield VouchedFile(
+                    at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
+                )
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:

@@ -44,8 +44,7 @@ class Ignore:
         states = self._behind(folder) if slash else self._automaton.start
         if states is None:
             return True
-        states = self._automaton.through(states, name)
-        return self._automaton.leaves_out(states, is_folder=path.endswith("/"))
+        return self._automaton.leaves_out(self._automaton.through(states, name), is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
         """Return the states behind the "/" of a folder, or None if the folder and all below it are left out."""

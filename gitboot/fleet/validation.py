@@ -304,8 +304,9 @@ def _read_named(snapshot: Snapshot, path: str) -> bytes:
         try:
             sealed(data)
         except NotSealed as error:
-            message = f"{shown(path)} is no secret that an endpoint could open: {error}"
-            raise Malformed(Code.NOT_SEALED, message) from None
+            raise Malformed(
+                Code.NOT_SEALED, f"{shown(path)} is no secret that an endpoint could open: {error}"
+            ) from None
     return data
 
 
@@ -578,8 +579,7 @@ def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
     match resource:
         case Fleet(spec=fleet):
             if isinstance(fleet.unknown_servers, UnknownProfile):
-                profile = fleet.unknown_servers.profile
-                yield "BootProfile", profile, ("spec", "unknownServers", "profile")
+                yield "BootProfile", fleet.unknown_servers.profile, ("spec", "unknownServers", "profile")
             for number, site in enumerate(fleet.sites):
                 yield from _selected(site.select, ("spec", "sites", number, "select"))
             for number, made in enumerate(fleet.hardware):

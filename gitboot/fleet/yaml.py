@@ -237,8 +237,7 @@ class _Lines:
 
     def place(self, offset: int) -> Place:
         line = bisect_left(self._ends, offset)
-        column = offset - (self._ends[line - 1] if line else -1)
-        return Place(self._lines_before + line + 1, column)
+        return Place(self._lines_before + line + 1, offset - (self._ends[line - 1] if line else -1))
 
 
 def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
@@ -314,8 +313,12 @@ class _Reader:
     def note_bytes(self, error: ReaderError) -> None:
         place = self.place_of_byte(error.position)
         if error.reason == "control characters are not allowed":
-            message = f"the control character U+{error.character:04X}, which YAML forbids"
-            self.note(place, Code.CONTROL_CHARACTER, message, "remove it")
+            self.note(
+                place,
+                Code.CONTROL_CHARACTER,
+                f"the control character U+{error.character:04X}, which YAML forbids",
+                "remove it",
+            )
         else:
             self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
 
@@ -358,8 +361,12 @@ class _Reader:
     def _begin(self) -> Any:
         source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
-            message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
-            self.note(self.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            self.note(
+                self.start,
+                Code.DOCUMENT_TOO_LARGE,
+                f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}",
+                "move a part of it to another document",
+            )
             raise _CannotReadOn
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = self.place_of_byte(directive.end())
@@ -381,11 +388,19 @@ class _Reader:
         value = self._value(self._root, 1)
         self._next()  # the document's end
         if another := self._next_root():
-            message = "another document, but no line of its own for its '---'"
-            self.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+            self.refuse(
+                another,
+                Code.NOT_YAML,
+                "another document, but no line of its own for its '---'",
+                "end lines with LF or CRLF",
+            )
         if not isinstance(value, dict):
-            message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self.refuse(
+                self._root,
+                Code.ROOT_NOT_MAPPING,
+                "the document is no mapping of apiVersion, kind, metadata and spec",
+                "begin each document with `apiVersion:`",
+            )
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -399,8 +414,7 @@ class _Reader:
                 return Quoted(text)
             return None if text in _NULLS else text
         if kind is AliasEvent:
-            hint = "write the value out; put text that begins with '*' in quotes"
-            self.refuse(event, Code.ALIAS, "an alias", hint)
+            self.refuse(event, Code.ALIAS, "an alias", "write the value out; put text that begins with '*' in quotes")
             return None
         if depth > MAX_DEPTH:
             self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
@@ -438,8 +452,12 @@ class _Reader:
         elif key == "<<" and not event.style:
             self.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
-            message = f"the key {key[:80]!r} again, which line {self.place(first).line} has already"
-            self.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+            self.refuse(
+                event,
+                Code.DUPLICATE_KEY,
+                f"the key {key[:80]!r} again, which line {self.place(first).line} has already",
+                "remove one of the two",
+            )
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:

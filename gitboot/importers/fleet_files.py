@@ -74,8 +74,7 @@ def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
     files: dict[str, str] = {}
     items: list[Imported] = []
     ready: dict[str, str] = {}  # names of policies, by boots that lack nothing
-    boots = _named((boot.name, boot) for boot in estate.boots)
-    for name, boot in boots.items():
+    for name, boot in _named((boot.name, boot) for boot in estate.boots).items():
         item, texts = _boot_files(name, boot, supplement)
         files |= texts
         items.append(item)

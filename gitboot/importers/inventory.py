@@ -145,8 +145,7 @@ def address_of(address: object, netmask: object = None) -> str | None:
 def name_of(text: str) -> str:
     """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
-    name = re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"
-    return str(parse_name(name))
+    return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
 
 # Secrets

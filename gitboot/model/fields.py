@@ -398,8 +398,9 @@ def _field_reader(field: DeclaredField) -> Read:
 
 def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
     find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
-    message = f"has no field {shown(name)}"
-    return Misfit(Code.UNKNOWN_FIELD, message, at=(name,), find_hint=find_hint, follows_place=True)
+    return Misfit(
+        Code.UNKNOWN_FIELD, f"has no field {shown(name)}", at=(name,), find_hint=find_hint, follows_place=True
+    )
 
 
 def _missing_field(name: str) -> Misfit:

@@ -94,8 +94,11 @@ def parse_lookup_mac(value: object) -> MacAddress:
     """Return the MAC address that a request or an operator names. Raises `Malformed` for a placeholder too."""
     mac = parse_mac(value)
     if is_placeholder_mac(mac):
-        message = f"the MAC address {mac.replace('-', ':')} identifies no machine"
-        raise Malformed(Code.PLACEHOLDER_IDENTITY, message, "copy it from the interface")
+        raise Malformed(
+            Code.PLACEHOLDER_IDENTITY,
+            f"the MAC address {mac.replace('-', ':')} identifies no machine",
+            "copy it from the interface",
+        )
     return mac
 
 
@@ -328,8 +331,9 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 def parse_count_or_percent(value: object) -> str:
     """Read a number of servers, or a percentage: 1, 25%."""
-    expected = "a number from 1 or a percentage from 1% to 100%"
-    return matched(value, _COUNT_OR_PERCENT, Code.COUNT, expected, "write 1, or 25%")
+    return matched(
+        value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
+    )
 
 
 def parse_boolean(value: object) -> bool:
@@ -555,8 +559,13 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def parse_variable_name(value: object) -> str:
-    hint = "use letters, digits and _, and no digit first: templates read it as vars.NAME"
-    return matched(value, _IDENTIFIER, Code.VARIABLE, "a variable's name", hint)
+    return matched(
+        value,
+        _IDENTIFIER,
+        Code.VARIABLE,
+        "a variable's name",
+        "use letters, digits and _, and no digit first: templates read it as vars.NAME",
+    )
 
 
 def parse_variable(value: object) -> str | bool:

@@ -363,8 +363,9 @@ def asked_for(path: str) -> Iterator[Asked]:
             rest = path[found.end(1) :]
             orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
             for each in orders:
-                own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
-                yield Asked(kind, identity_of(kind.kind, value), own)
+                yield Asked(
+                    kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
+                )
 
 
 _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)

@@ -136,8 +136,7 @@ def _folder(
     }
     below = sorted(each for _, each in places if each) if not folder else []
     subfolders = {names.spell(each, True): (each, places[names, each]) for each in dict.fromkeys(below)}
-    links = 2 + len(subfolders)
-    marks = (_SP if not folder else b"") + _mode(True, links) + (_ER if not folder else b"")
+    marks = (_SP if not folder else b"") + _mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
     records = [
         _record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
         _record(b"\1", root, _SECTOR, is_folder=True, behind=_mode(True, 2) if names.has_rock_ridge else b""),
@@ -158,8 +157,7 @@ def _folder(
 def _record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
     fixed = _both(place) + _both(size) + _DATE + bytes((_FOLDER if is_folder else 0, 0, 0)) + _both_short(1)
-    named = bytes((len(name),)) + name
-    body = fixed + named + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
+    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
     return bytes((len(body) + 2, 0)) + body
 
 

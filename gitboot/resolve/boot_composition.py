@@ -147,8 +147,7 @@ class Composer:
         The arguments that lead to the user data are not written anywhere.
         """
         context = Context(self._plain, boot, source, {})
-        with_url = context.having(urls=context.urls(boot.user_data))
-        places = self._places(argument_lists(boot, source), with_url)
+        places = self._places(argument_lists(boot, source), context.having(urls=context.urls(boot.user_data)))
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
@@ -161,8 +160,7 @@ class Composer:
             )
             raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
         secrets = secret_texts(source)
-        check = partial(user_data_formats.check, wanted.format)
-        text = self._checked(wanted.template, check, context, source)
+        text = self._checked(wanted.template, partial(user_data_formats.check, wanted.format), context, source)
         beside = {}
         for name, (_, path) in wanted.beside.items():
             check = partial(user_data_formats.check_beside, wanted.format, name)
@@ -287,8 +285,7 @@ def _urls(source: BootSource) -> dict[str, Any]:
     if source.server is not None:
         mac = source.server.boot_macs[0]
         urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
-        spec = source.server.spec
-        token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
+        token = provisioned_token(source.server.uuid, source.server.spec.provision, source.image.metadata.name)
         for report in ("failed", "provisioned"):
             urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
         urls["secrets"] = {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}

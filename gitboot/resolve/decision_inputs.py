@@ -248,8 +248,7 @@ class FleetView:
     def shared(self, server: Server) -> SharedInputs:
         """Return what the decision of a server is made of besides its own document and files."""
         spec = server.spec
-        numbers = self._selecting.of(server)
-        of = numbers, spec.lifecycle is Lifecycle.ACTIVE, spec.policy
+        of = self._selecting.of(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
             choice = self._choices[of] = self._choice(*of)
         pin = spec.pin.image if spec.pin is not None else None

@@ -153,8 +153,9 @@ class _Explaining:
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
             number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
-            why = "the first site that selects the server"
-            yield self._reason("site", name, "-", why, fleet, "spec", "sites", number)
+            yield self._reason(
+                "site", name, "-", "the first site that selects the server", fleet, "spec", "sites", number
+            )
         else:
             yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
 
@@ -179,8 +180,7 @@ class _Explaining:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
-        shared = self._inputs.shared
-        boots = next(each.boot for each in shared.maintenances if each.maintenance is maintenance)
+        boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
@@ -225,8 +225,9 @@ class _Explaining:
         profile, decision = source.profile_id, self._decision
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
-            http_boot = source.profile.spec.http_boot
-            yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
+            yield self._reason(
+                "httpBoot", source.profile.spec.http_boot, "R6", "the profile's", profile, "spec", "httpBoot"
+            )
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
@@ -316,8 +317,9 @@ class SourceTexts:
     def of_shared(self, resource: Id) -> DocumentLocation:
         """Return the place of a document that is not a server's, and of each value in it."""
         lines = value_lines(*self._file(resource))
-        file = self._repository.origins[resource].path
-        return DocumentLocation(file, {pointer(path): line for path, line in lines.items()})
+        return DocumentLocation(
+            self._repository.origins[resource].path, {pointer(path): line for path, line in lines.items()}
+        )
 
     def _file(self, resource: Id) -> tuple[bytes, int]:
         origin = self._repository.origins[resource]

@@ -45,14 +45,12 @@ def test_a_boot_fetches_what_it_starts_and_what_it_is_told_of(
         profile("web", "x-1", spec, method=method),
         policy("web"),
     )
-    found = decision("web01", *documents, files={"t": f"liveimg --url={BASE}rootfs\n"})
-    (boot,) = found.boots
+    (boot,) = decision("web01", *documents, files={"t": f"liveimg --url={BASE}rootfs\n"}).boots
     assert {each.url for each in boot.fetched} == {f"{BASE}{name}" for name in fetched}
 
 
 def test_an_artifact_is_named_once_for_all_who_need_it() -> None:
-    found = decided(*SEED, server("web02", "role: web"))
-    named = named_artifacts(found, {"web02": "fra"})
+    named = named_artifacts(decided(*SEED, server("web02", "role: web")), {"web02": "fra"})
     assert [(each.images, each.sites, each.servers) for each in named] == [(("flatcar-1",), ("", "fra"), 2)] * 2
 
 

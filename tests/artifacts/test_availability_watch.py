@@ -106,8 +106,7 @@ def test_only_what_is_known_to_be_absent_holds_a_boot_back(
         told.see(seen, name)
     assert shown(bench.decide(*ONCE).reconcile()) == expected
     state = bench.servers["web01"]
-    entry = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
-    turn = state.published.paths[entry][0]
+    turn = next(turns for path, turns in state.published.paths.items() if path.endswith("boot.ipxe"))[0]
     assert (turn.writes is not None) == (expected == OFFERED)
 
 
@@ -231,8 +230,7 @@ def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told:
 
 
 def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
-    twice = image("flatcar-1", "boots: 2")
-    bench.decide(*ONCE[:2], twice, *ONCE[3:])
+    bench.decide(*ONCE[:2], image("flatcar-1", "boots: 2"), *ONCE[3:])
     bench.fetch(bench.reconcile())
     assert shown(bench.wait(minutes=5).reconcile()) == OFFERED
     told.see(ABSENT, KERNEL)
@@ -244,13 +242,11 @@ def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(benc
 
 
 def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: Told) -> None:
-    discovery = (fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
-    bench.decide(*discovery)
+    bench.decide(fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
     told.see(ABSENT, "memtest-7/kernel")
 
     def unknown() -> str:
-        shared = present(bench.target.shared)
-        return shared["boot/unknown.ipxe"].content.decode()
+        return present(bench.target.shared)["boot/unknown.ipxe"].content.decode()
 
     bench.reconcile()
     assert "memtest-7" not in unknown()
@@ -505,8 +501,7 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
 ) -> None:
     """A site is asked itself; where nobody answers there, it will have what stands here."""
     path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
-    nobody = f"http://127.0.0.1:{free_port()}"
-    bases = ("http://boot.invalid", web.url, nobody)
+    bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
     lookout = looks()
     found = look(lookout, {own, site, silent}, bases)
@@ -566,8 +561,7 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             wanted = rack.bmc_get()
             assert (wanted["web01"]["wanted"], wanted["web03"]["wanted"] is None) == (None, False)
             assert [boots(instance, each) for each in (web01, web02, web03)] == ["disk", "disk", "good"]
-            static = (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
-            assert "remote/kernel" not in static
+            assert "remote/kernel" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
             web.put("/assets/remote/kernel", KERNEL_BYTES)
             eventually(lambda: web01.stands)
             assert boots(instance, web01) == "remote"
@@ -577,8 +571,7 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             until_condition(instance, "ArtifactsPresent", status=True, reason="Present")
             assert condition(instance, "ArtifactsPresent")["remedy"] is None
             assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
-        types = [event["type"] for event in instance.events]
-        assert types.count("ArtifactFound") == 2
+        assert [event["type"] for event in instance.events].count("ArtifactFound") == 2
 
 
 def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> None:
@@ -589,5 +582,4 @@ def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> Non
         assert rack.once("--assets", tmp_path / "assets", *rack.spooling, records="fresh").code == 8
         assert (web01.times_set, parked.times_set) == (0, 0)
         assert "flatcar-1" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
-        status = rack.said("status")
-        assert "BootImage/flatcar-1 for 2 servers" in " ".join(status.split())
+        assert "BootImage/flatcar-1 for 2 servers" in " ".join(rack.said("status").split())

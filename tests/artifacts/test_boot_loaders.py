@@ -104,8 +104,7 @@ def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Pat
     system = packages(tmp_path / "system")
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
-    told = placed(tmp_path / "out", system)
-    changed = {path for path, each in told.items() if each.outcome is Placement.PLACED}
+    changed = {path for path, each in placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED}
     assert changed == {"loaders/undionly.kpxe"}
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
@@ -122,8 +121,7 @@ def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
     source = tmp_path / "system/usr/share/ipxe/arm64-efi/snponly.efi"
     source.parent.mkdir(parents=True)
     source.write_text("Fedora's")
-    told = placed(tmp_path / "out", tmp_path / "system")
-    assert told["loaders/snponly-aarch64.efi"].message == str(source)
+    assert placed(tmp_path / "out", tmp_path / "system")["loaders/snponly-aarch64.efi"].message == str(source)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -208,8 +206,7 @@ def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path
     example = Path(__file__).parents[2] / "example-repo"
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path / "out"), "--path", str(example)])
     assert done.exception is None or isinstance(done.exception, SystemExit)
-    lines = done.output.splitlines()
-    assert [line.split()[1] for line in lines] == [loader.path for loader in LOADERS]
+    assert [line.split()[1] for line in done.output.splitlines()] == [loader.path for loader in LOADERS]
     assert (tmp_path / "out/assets" / MANIFEST).exists()
 
 

@@ -99,8 +99,7 @@ def test_nobody_who_listens_and_no_name_is_unknown() -> None:
 
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
-    file = replace(server.put("/a", KERNEL), size=7)
-    seen = look_at(WebFetcher(), file, read=False)
+    seen = look_at(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
     assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
 
 
@@ -127,8 +126,7 @@ def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None
 def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: ArtifactServer) -> None:
     file, fetcher = server.put("/a", KERNEL), WebFetcher()
     first = look_at(fetcher, file, read=True)
-    again = look_at(fetcher, file, first, read=True)
-    assert (again.presence, server.asked["GET", "/a"]) == (Presence.VERIFIED, 1)
+    assert (look_at(fetcher, file, first, read=True).presence, server.asked["GET", "/a"]) == (Presence.VERIFIED, 1)
     server.no_version = True  # nothing says any more that it is the same
     look_at(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2

@@ -101,8 +101,7 @@ def test_a_tag_is_resolved_to_the_digest_of_each_file(rack: Rack) -> None:
         "rootfs": {"url": kernel.replace(digest(KERNEL), digest(ROOT)), "sha256": digest(ROOT), "size": 8},
     }
     assert found.architectures["aarch64"]["kernel"]["sha256"] == digest(b"arm")
-    again = resolve(found.image, asking(rack.open), cname="metal_pxe")
-    assert again == found and found.image.digest is not None
+    assert resolve(found.image, asking(rack.open), cname="metal_pxe") == found and found.image.digest is not None
 
 
 def test_an_image_without_an_index_is_for_one_architecture(rack: Rack) -> None:
@@ -137,8 +136,7 @@ def test_what_a_registry_does_not_have_is_told_from_one_that_does_not_answer(rac
 def test_a_registry_asks_for_a_password(rack: Rack, tmp_path: Path) -> None:
     with pytest.raises(RegistryRefused, match="not given to the anonymous: give --registry-credentials"):
         asking(rack.password).manifest(image(rack.password))
-    known = asking(rack.password, credentials(tmp_path, rack.password.host))
-    assert known.manifest(image(rack.password))[1]
+    assert asking(rack.password, credentials(tmp_path, rack.password.host)).manifest(image(rack.password))[1]
     for number, wrong in enumerate(("boot:wrong", "stranger:correct horse")):
         given = credentials(tmp_path / str(number), rack.password.host, base64.b64encode(wrong.encode()).decode())
         with pytest.raises(RegistryRefused, match="not given to these credentials") as refused:
@@ -153,8 +151,7 @@ def test_a_registry_asks_for_a_token(rack: Rack, tmp_path: Path) -> None:
     assert len(rack.tokens.asked) == 1  # it is kept
     with pytest.raises(RegistryRefused, match="not given to these credentials"):
         anonymous.manifest(image(rack.token))
-    known = asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls)
-    assert known.manifest(image(rack.token))[1]
+    assert asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls).manifest(image(rack.token))[1]
     target, headers = rack.tokens.asked[-1]
     assert headers["Authorization"] == BASIC
     assert "scope=repository%3Aos%2Flinux%3Apull" in target and "service=registry" in target

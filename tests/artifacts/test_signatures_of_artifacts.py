@@ -200,8 +200,7 @@ def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> N
     assets = vendor.folder / "assets"
     assets.mkdir()
     (assets / "vmlinuz").write_bytes(KERNEL)
-    path = vendor.write(vendor.image(signed, url="assets:vmlinuz"))
-    assert vendor.check(path, "--assets", assets)[0] == 0
+    assert vendor.check(vendor.write(vendor.image(signed, url="assets:vmlinuz")), "--assets", assets)[0] == 0
 
 
 def test_a_pull_request_is_asked_for_its_own_images_alone(vendor: Vendor, tmp_path: Path) -> None:

@@ -42,8 +42,7 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
 def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
     case: str, new: Machine, what: tuple[str, str] | None
 ) -> None:
-    found = taken_over([new], [OLD])
-    assert found == ({new.uuid: (*what, OLD)} if what is not None else {}), case
+    assert taken_over([new], [OLD]) == ({new.uuid: (*what, OLD)} if what is not None else {}), case
 
 
 def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:

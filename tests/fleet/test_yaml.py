@@ -484,8 +484,7 @@ def begins(text: str, value: Value) -> bool:
 def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
-    document = parse(text.encode(), "a.yaml").documents[1]
-    for path, value in inside(document.value):
+    for path, value in inside(parse(text.encode(), "a.yaml").documents[1].value):
         line, column = locate(text.encode(), 1, path)
         assert begins(lines[line - 1][column - 1 :], value), (path, value)
         assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)

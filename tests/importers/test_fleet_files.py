@@ -344,9 +344,7 @@ def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
 ) -> None:
     fleet = shutil.copytree(fleets(system), tmp_path / "fleet")
     assert not (fleet / "pending").exists(), (fleet / "import-report.md").read_text()
-    snapshot = open_snapshot(fleet, None)
-    decisions = decide(load(snapshot))
-    (decision,) = decisions.servers.values()
+    (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
     assert (decision.uuid, decision.lifecycle, decision.provision) == (UUID, "Parked", 0)
     assert "52-54-00-12-34-56" in decision.macs
     assert plan(decision, at("2026-12-01T00:00"), None) is None
@@ -488,8 +486,7 @@ def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) 
 
 
 def test_importing_again_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
-    before = written(fleet)
+    before = written(imported(tmp_path, "cobbler", *known(tmp_path)))
     assert written(imported(tmp_path, "cobbler", *known(tmp_path))) == before
     files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
     after = written(imported(tmp_path, "cobbler", *known(tmp_path), files=files))
@@ -558,8 +555,7 @@ def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
-    source = lay(tmp_path / "source", SOURCES["isc"])
-    done = typed("import", "isc", source, "--out", tmp_path / "fleet")
+    done = typed("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
     assert done.code == 64 and "is not empty" in done.err
 
 

@@ -50,8 +50,7 @@ def killed_at_end(instance: Instance) -> Iterator[None]:
 
 def copied(output: Path, copy: Path) -> Path:
     """Copy the boot files to another folder, as an rsync mirror does."""
-    command = [program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"]
-    subprocess.run(command, check=True)
+    subprocess.run([program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"], check=True)
     return copy
 
 
@@ -151,8 +150,7 @@ def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
 
         assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
         assert eventually(lambda: offered_later() is not is_used_up)
-        server = instance.get("/api/v1/servers/web01").json()
-        assert ("Fetched" in str(server)) is is_installed
+        assert ("Fetched" in str(instance.get("/api/v1/servers/web01").json())) is is_installed
 
 
 # A maintenance
@@ -501,8 +499,7 @@ def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(s
 
 def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
     """Return the digests of a server's plans, each with the time from which it applies."""
-    plans = ((None, state.plan), *state.later)
-    return [(since, each.digest if each is not None else None) for since, each in plans]
+    return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
 def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
@@ -553,8 +550,7 @@ def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: 
 @pytest.mark.parametrize("accepted", ["EndpointOnly", "Copies"])
 def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_none(accepted: str) -> None:
     settings = f"baseURL: 'http://boot.test', serving: {{oneTimeBoots: {accepted}}}"
-    fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
-    with site(fleet_of) as here:
+    with site(planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)) as here:
         with here.serve(records=False) as url:
             assert not any(installs(url, path) for path in ENTRIES)
         with here.serve() as url:

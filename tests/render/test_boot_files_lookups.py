@@ -69,8 +69,7 @@ def answers(state: str, unknown: str) -> dict[PathKind, str]:
 
 
 def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
-    made = {kind for kind, _ in RENDERERS if kind.role is Role.ENTRY}
-    assert made <= set(LOOKUPS)
+    assert {kind for kind, _ in RENDERERS if kind.role is Role.ENTRY} <= set(LOOKUPS)
     assert {kind.asked_by for kind in LOOKUPS} <= set(Output)
 
 
@@ -89,8 +88,7 @@ def test_finding_r16_only_where_unknown_machines_get_404_a_known_machine_may_get
 
 
 def test_finding_r16_a_restricted_server_gets_404_where_unknown_machines_do() -> None:
-    restricted = ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted")
-    for state in restricted:
+    for state in ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted"):
         assert set(answers(state, "NotFound").values()) == {"404"}, state
         assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
 

@@ -84,8 +84,7 @@ def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on
 
 
 def test_without_a_profile_an_unknown_machine_boots_its_disk_and_nothing_else() -> None:
-    files = shared_files(decided(*SEED))
-    assert "linux$efi" not in files["boot/unknown.grub.cfg"].content.decode()
+    assert "linux$efi" not in shared_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
     hidden = shared_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
     assert "boot/unknown.grub.cfg" not in hidden
 

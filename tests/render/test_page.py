@@ -117,8 +117,7 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, i
     push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
     others = rewritten(instance.output, before)
     (shard,) = (path for path in others if path.startswith("data/shard/"))
-    place = f"data/location/{Path(shard).name}"
-    assert others - {place} == {"data/server/web07.js", "data/fleet.js", shard}
+    assert others - {f"data/location/{Path(shard).name}"} == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
     assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
     assert verify(instance.output) == ()
@@ -130,8 +129,7 @@ def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
     policy = (repository.work / "06.yaml").read_text()
     before = dates(instance.output)
     push({"06.yaml": f"# moved\n{policy}"})
-    others = rewritten(instance.output, before)
-    assert others == {"data/fleet.js", "data/location/shared.js"}
+    assert rewritten(instance.output, before) == {"data/fleet.js", "data/location/shared.js"}
     assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
     assert verify(instance.output) == ()
 
@@ -195,8 +193,7 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(push
     before = (instance.output / "ops/servers/web01.json").read_bytes()
     push({"01.yaml": server("web01", "role: web", QUIET)})
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
-    after = (instance.output / "ops/servers/web01.json").read_bytes()
-    assert json.loads(before)["plan"] == json.loads(after)["plan"]
+    assert json.loads(before)["plan"] == json.loads((instance.output / "ops/servers/web01.json").read_bytes())["plan"]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +255,7 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
     again = LeftStatus(tmp_path, lambda: AFTER)
     assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
-    unknown = again.write(Status(accepted="deadbeef").facts())["accepted"]
-    assert unknown["changed"] == []
+    assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
     later = replace(changed, commit="beef", changed=3)
     told = again.write(Status(accepted="beef", changed=(later,)).facts())["accepted"]["lately"]
     assert [(each["commit"], each["at"], each["changed"]) for each in told] == [

@@ -69,8 +69,7 @@ def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:
 def test_the_default_is_what_unknown_machines_boot(unknown: str, expected: str) -> None:
     spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: {unknown}"
     files = shared_files(decided(fleet(spec), *SEED[1:]))
-    lines = [line.strip() for line in files["boot/pxelinux.cfg/default"].content.decode().splitlines()]
-    assert expected in lines
+    assert expected in [line.strip() for line in files["boot/pxelinux.cfg/default"].content.decode().splitlines()]
 
 
 def test_there_is_no_default_where_unknown_machines_are_answered_404() -> None:

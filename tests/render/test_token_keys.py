@@ -131,8 +131,7 @@ def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
         inner = b64encode(before + name.encode() + after)
         return name.encode() + inner + b64encode(around + inner + beyond)
 
-    found = names.files({"boot/x": File(written(token))})["boot/x"].content
-    assert found == written(token_in(path) or "")
+    assert names.files({"boot/x": File(written(token))})["boot/x"].content == written(token_in(path) or "")
 
 
 # Whose it is

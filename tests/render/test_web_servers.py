@@ -310,8 +310,7 @@ def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(outpu
     path = "/unknown.ipxe"
     before = client.get(path)
     Site(output).publish(replace(FLEET, shared={**FLEET.shared, f"boot{path}": File(b"#!ipxe\n")}), commit="feed")
-    known = {"if-none-match": before.headers["etag"]}
-    after = client.get(path, headers=known)
+    after = client.get(path, headers={"if-none-match": before.headers["etag"]})
     assert (after.status_code, after.content) == (200, b"#!ipxe\n")
     assert after.headers["last-modified"] != before.headers["last-modified"]
     assert client.get(path, headers={"if-none-match": after.headers["etag"]}).status_code == 304
@@ -497,8 +496,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     assert verified("--tree", output, mirror.url) == (0, {"files": len(_boot_files()), "items": []})
     client.get("/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
-    found = logged(1)
-    assert [each for each in found if isinstance(each, Observation)] == []
+    assert [each for each in logged(1) if isinstance(each, Observation)] == []
 
 
 # gitboot read-access-logs
@@ -517,8 +515,7 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
-    second = captured("read-access-logs", mirror.log, "--spool", spool)
-    assert second.stdout == "0 lines read, 0 observed\n"
+    assert captured("read-access-logs", mirror.log, "--spool", spool).stdout == "0 lines read, 0 observed\n"
 
 
 def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:

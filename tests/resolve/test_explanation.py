@@ -109,8 +109,7 @@ def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenance
 
 def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
     once = (*RICH[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
-    made = Record(runs={"tonight": Run(1, at("20T22:10"))})
-    rows = table(explained(instant=NIGHT, documents=once, record=made))
+    rows = table(explained(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
     assert rows["phase"][0] == "Disk"
     assert rows["image"][0] == "memtest-7"
 

@@ -66,8 +66,7 @@ def test_documents_that_share_a_file_have_the_lines_above_them() -> None:
     )
     texts = SourceTexts(found)
     for name, (_, above) in locations.servers.items():
-        line = above + texts.line_within(Id("Server", name), ("metadata", "name"))
-        assert f"name: {name}" in lines[line - 1]
+        assert f"name: {name}" in lines[above + texts.line_within(Id("Server", name), ("metadata", "name")) - 1]
 
 
 def test_documents_move_if_their_file_differs_comes_or_goes() -> None:

@@ -285,8 +285,7 @@ def test_r4_raising_a_percentage_only_adds() -> None:
 def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
     # sha256("flatcar-stable\0" + uuid) begins 0x8a2f9c…: worked out with sha256sum, not with gitboot.
     uuid = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
-    first = hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]
-    place = int.from_bytes(first) / 2**64 * 100
+    place = int.from_bytes(hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]) / 2**64 * 100
     assert not in_rollout("flatcar-stable", uuid, int(place))  # type: ignore[arg-type]
     assert in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
 
@@ -445,8 +444,7 @@ def test_r6_image_and_method_agree(
 ) -> None:
     spec = profile_spec.replace("@", "userData: {format: Ignition/3.4, template: web.ign}")
     documents = booting(image_spec, spec, artifacts=artifacts, method=method, firmware=firmware)
-    files = {"web.ign": IGNITION} if "@" in profile_spec else None
-    assert codes(*documents, files=files) == expected, case
+    assert codes(*documents, files={"web.ign": IGNITION} if "@" in profile_spec else None) == expected, case
 
 
 @for_each(
@@ -721,8 +719,7 @@ def test_the_override_that_a_plan_wants(
     ],
 )
 def test_r10_the_next_transition(windows: tuple[str, ...], instant: str, expected: str | None) -> None:
-    found = decision("web01", *SEED, *windows)
-    assert transition(found, at(instant), None) == (at(expected) if expected else None)
+    assert transition(decision("web01", *SEED, *windows), at(instant), None) == (at(expected) if expected else None)
 
 
 def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None:

@@ -207,8 +207,7 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
     spec, status = mapping(at(each, "spec")), mapping(at(each, "status"))
     found = spec.get("systemUUID") or spec.get("uuid")
     uuid = uuid_of(found)
-    bmc_name = words(at(spec, "bmcRef", "name"))
-    controller = objects.spec("BMC", bmc_name) or mapping(at(spec, "bmc"))
+    controller = objects.spec("BMC", words(at(spec, "bmcRef", "name"))) or mapping(at(spec, "bmc"))
     bmc, remarks = _controller(controller, objects, words(spec.get("systemURI")))
     nics = {
         mac: ImportedNic(mac=mac, name=words(nic.get("name")), addresses=_some(address_of(nic.get("ip"))))
@@ -242,8 +241,11 @@ def _controller(
     if host is None:
         return None, ()
     port, scheme = words(protocol.get("port")), words(protocol.get("scheme")) or "https"
-    address = f"redfish+{scheme}://{host}{f':{port}' if port else ''}"
-    return bmc_of(address, words(at(controller, "bmcSecretRef", "name")), system=system)
+    return bmc_of(
+        f"redfish+{scheme}://{host}{f':{port}' if port else ''}",
+        words(at(controller, "bmcSecretRef", "name")),
+        system=system,
+    )
 
 
 def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
