@@ -137,7 +137,6 @@ def _content(
 
 
 def _size_of(answer: AnswerStream) -> int | None:
-    """Return the size of all of it in bytes; None if the answer does not tell that."""
     if answer.status == 206:
         return _number(answer.headers.get("Content-Range", "").rpartition("/")[2])
     return _number(answer.headers.get("Content-Length")) if not answer.headers.get("Content-Encoding") else None
@@ -237,7 +236,6 @@ class RegistryFetcher:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Let what registries say be what `Fetcher` says."""
     try:
         yield
     except NotInRegistry as error:

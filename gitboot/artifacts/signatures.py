@@ -108,7 +108,7 @@ class ImageKeys:
         raise Distrusted(f"not signed by anybody who is listed for sigstore: {reason}")
 
     def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        """What checks bundles, without asking anybody: whom to believe is in the files alone."""
+        # It asks nobody: the files alone say whom to believe.
         if self._verifier is None:
             try:
                 from sigstore.models import TrustedRoot
@@ -201,7 +201,6 @@ class SignatureCheck:
         return by
 
     def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
-        """The digests in a signed list, and who has signed it; raises `Distrusted`."""
         if checksums not in self._lists:
             kind, url = _where(checksums.signature)
             try:
@@ -228,7 +227,6 @@ class SignatureCheck:
         return bytes(content)
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
-        """Write an artifact to a file. Raises `Distrusted` if its content is not what the image says, or has no end."""
         digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
         with file.open("wb") as written:
             for chunk in self._chunks(artifact.url):

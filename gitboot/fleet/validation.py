@@ -198,7 +198,6 @@ def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
 
 
 def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None) -> FleetRepository | None:
-    """Return the repository of ``before`` at this revision, if no file that the fleet reads is another."""
     if before is None or len(batches) != len(before.batches) or not all(map(is_, batches, before.batches)):
         return None
     blobs, known = snapshot.blobs, before.snapshot.blobs
@@ -259,7 +258,6 @@ def _repository(
 
 
 def _in_order(resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return resources in the order of their names."""
     names = list(resources)  # usually in order: gitboot reads files by path
     return resources if sorted(names) == names else dict(sorted(resources.items()))
 
@@ -275,7 +273,7 @@ _ATTRIBUTES: Final = {
 
 
 def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
-    """Return the files that resources name, or None if one is missing, or must not be used."""
+    # None: a file is missing, or must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -293,7 +291,6 @@ def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -
 
 
 def _read_named(snapshot: Snapshot, path: str) -> bytes:
-    """Return a file that a resource names. Raises `Malformed` if gitboot must not use the file."""
     try:
         data = snapshot.read(snapshot.blobs[path])
     except Oversized as error:
@@ -311,7 +308,6 @@ def _read_named(snapshot: Snapshot, path: str) -> bytes:
 
 
 def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
-    """Run every check, and locate each problem that is found."""
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
@@ -427,8 +423,6 @@ def _dangling_references(draft: Draft) -> Iterator[Remark]:
 
 
 class _Names:
-    """The names that references may have meant."""
-
     def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
         for kind, each in groupby(sorted(known), key=lambda key: key.kind):
@@ -437,7 +431,6 @@ class _Names:
         self._left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
-        """Return a hint at the nearest name, or ``otherwise`` if there is none or too many names were compared."""
         if (kind, name) not in self._near and self._left > 0:
             self._left -= len(self._names[kind])
             self._near[kind, name] = near(name, self._names[kind])
@@ -569,7 +562,6 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
 
 
 def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
-    """Return the places of values. Each document is read once."""
     in_order = sorted(set(spots), key=lambda spot: spot[0])
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 

@@ -200,8 +200,6 @@ def _problem_of_file(data: bytes, path: str) -> Problem | None:
 
 
 class _Span(NamedTuple):
-    """The bytes of one document in its file."""
-
     start: int
     end: int
     lines_before: int
@@ -220,7 +218,6 @@ def _cut(data: bytes) -> Iterator[_Span]:
 
 @lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
-    """Return the documents that are not empty, by their index."""
     return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
 
 
@@ -241,7 +238,6 @@ class _Lines:
 
 
 def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
-    """Return the value at a key or an index of a value, with the place of the key."""
     if isinstance(placed.items, dict) and isinstance(step, str):
         return placed.items.get(step)
     if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
@@ -250,8 +246,6 @@ def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
 
 
 class _Layout(NamedTuple):
-    """The places of all values of a document."""
-
     root: Spot
     lines: _Lines
 
@@ -273,14 +267,12 @@ class _Reader:
         return self._root is None and not self.problems
 
     def read(self, index: int) -> Document | None:
-        """Return the document, or None if it has faults."""
         value = self._attempt(self._whole) if self._root else None
         if self.problems or not isinstance(value, dict):
             return None
         return Document(value=value, index=index)
 
     def layout(self) -> _Layout:
-        """Return the places of all values of a valid document."""
         return _Layout(_laid_out(self._next, self._root), self.lines)
 
     @property
@@ -307,7 +299,6 @@ class _Reader:
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
     def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        """Note a problem of the value that an event begins."""
         self.note(self.place(event.start_mark), code, message, hint)
 
     def note_bytes(self, error: ReaderError) -> None:
@@ -469,7 +460,6 @@ class _Reader:
 
 
 def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
-    """Return the places of the value that ``event`` begins, and of all values in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
         mapping: dict[str, tuple[int, Spot]] = {}
@@ -486,7 +476,6 @@ def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
 
 
 def _is_absent(event: Any) -> bool:
-    """Return whether the scalar of ``event`` has no text in the document."""
     length: int = event.end_mark.index - event.start_mark.index
     return length == 0 and type(event) is ScalarEvent
 

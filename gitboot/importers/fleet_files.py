@@ -106,7 +106,6 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
-    """Return the machines with their UUIDs, and without identities that another machine has already."""
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
@@ -215,7 +214,6 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
 
 
 def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    """Return an image, a profile, a policy that selects no server, and the user data."""
     remarks = list(boot.remarks)
     artifacts, lacking = _artifacts(boot, supplement)
     arguments, more = _sound(boot.arguments)
@@ -296,7 +294,6 @@ def _version(boot: ImportedBoot) -> str:
 
 
 def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    """Return the arguments that loaders pass on unchanged, and remarks on the others."""
     fine, remarks = [], []
     for argument in arguments:
         try:
@@ -326,7 +323,6 @@ def _path(folder: str, name: str, pending: bool) -> str:
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
@@ -336,7 +332,6 @@ def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """Return a document with comments: what the document is, its schema, and what was guessed or is missing."""
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
     head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
@@ -345,7 +340,6 @@ def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mappi
 
 
 def _yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
-    """Return the YAML of a document below the comments of its head."""
     metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _present(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)

@@ -389,7 +389,6 @@ def sums_of(text: str, path: str) -> dict[str, str]:
 
 
 def _pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
-    """Return what the two words of each line are parsed as. Lines that are empty or comments are left out."""
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

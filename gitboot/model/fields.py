@@ -414,7 +414,6 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
-    """Return what is wrong with the value at a key or an index, with the paths from the mapping or the list."""
     if isinstance(error, Malformed):
         return [Fault((step,), error)]
     return [fault._replace(path=(step, *fault.path)) for fault in error.faults]

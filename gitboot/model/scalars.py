@@ -151,7 +151,6 @@ def parse_interface_address(value: object) -> str:
 
 
 def _ipv6(host: str) -> str | None:
-    """Return an IPv6 address in its short form, or None if the text is no IPv6 address."""
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
@@ -449,7 +448,6 @@ _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what
 
 
 def _url_text(value: object) -> str:
-    """Return text that can be a URL without a user and a password. Raises `Malformed`."""
     found = text(value)
     if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
         raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
@@ -648,11 +646,9 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _content(der: bytes, at: int) -> int:
-    """Return where the content of the element at an offset begins."""
     return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
 
 
 def _end(der: bytes, at: int) -> int:
-    """Return where the next element begins."""
     begin, length = _content(der, at), der[at + 1]
     return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)

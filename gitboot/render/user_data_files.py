@@ -37,7 +37,6 @@ class _Spelling:
 
 
 def _in_capitals(name: str, is_folder: bool) -> bytes:
-    """Return a name for systems that read ISO 9660 of level 1 alone."""
     stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
     return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
 
@@ -127,7 +126,6 @@ def _path_table(
 def _folder(
     names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
 ) -> bytes:
-    """Return the records of what is in a folder, itself and the root included."""
     own, root = places[names, folder], places[names, ""]
     inside = {
         names.spell(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
@@ -188,7 +186,6 @@ def _even(data: bytes) -> bytes:
 
 
 def _whole(data: bytes) -> bytes:
-    """Filled up to whole sectors."""
     return data + bytes(-len(data) % _SECTOR)
 
 
@@ -222,7 +219,6 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
-    """Return the volume on which the system looks for its user data."""
     found = volume(user_data.format)
     assert found is not None  # noqa: S101 - rule R6 refuses a format without one
     label, folder = found

@@ -85,7 +85,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 def _leak(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowed: str | None
 ) -> DecisionFinding:
-    """Return the finding of a secret. ``allowed``: why its author allows it."""
+    # allowed: why the author lets the secret pass
     if allowed is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowed}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
@@ -166,7 +166,6 @@ _ENTRIES: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 @lru_cache(maxsize=1024)  # servers share a few authorities
 def _authority_end(certificates: bytes) -> datetime | None:
-    """Return when the last certificate of a file ends; None: the file has none."""
     return max(certificate_ends(certificates), default=None)
 
 
@@ -217,7 +216,6 @@ def _check_boot(
     network_boot: NetworkBoot,
     reinstall: ReinstallMode,
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with a boot that the policy or maintenance ``resource`` chooses for a server."""
     image, skew, own = inputs.image, inputs.skew, Id("Server", server.metadata.name)
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
@@ -333,7 +331,6 @@ def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> U
 
 
 def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
-    """Return the artifacts that the method boots, on firmware that it works on."""
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
@@ -394,7 +391,6 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 
 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if a boot without a loader needs anything but what its system fetches itself."""
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.family(user_data.format).value == "Ignition":
         return  # all of it can stand in the Ignition document that the system fetches
@@ -445,7 +441,6 @@ def check_command_line(
 
 
 def _quote(arguments: tuple[str, ...]) -> None:
-    """Raise `Unquotable` if iPXE or GRUB cannot pass the arguments on."""
     ipxe_arguments(arguments)
     grub_arguments(arguments)
 
@@ -566,7 +561,6 @@ def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def _digests(image: BootImage) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield where the digest of each file of an image is written, and the digest."""
     for architecture, artifacts in image.spec.architectures.items():
         of_architecture: tuple[str | int, ...] = ("spec", "architectures", architecture)
         for field in ("kernel", "rootfs", "uki", "iso", "loader"):

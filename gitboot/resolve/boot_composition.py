@@ -91,7 +91,6 @@ class Composer:
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
 
     def _shared_boot(self, source: BootSource) -> _SharedBoot:
-        """Return the boot without arguments and files that are rendered."""
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
         places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
@@ -122,7 +121,6 @@ class Composer:
         return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
-        """Return one place's arguments with their numbers, without those that are empty."""
         rendered = []
         for number, text in enumerate(given):
             try:
@@ -172,7 +170,6 @@ class Composer:
         return replace(found, secrets=secrets) if secrets else found
 
     def _checked(self, path: str, check: Callable[[str], None], context: Context, source: BootSource) -> str:
-        """Return a rendered file of the user data, if it is what it has to be."""
         text = self._file(path, context, source)
         try:
             check(text)
@@ -188,7 +185,6 @@ class Composer:
 
 
 def _unbootable(fault: TemplateFault, path: str) -> Unbootable:
-    """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
     return Unbootable(fault.code, fault.message, fault.code.hint, Id(FILE, path), fault.line or 1)
 
 
@@ -253,7 +249,6 @@ class Context:
         return self._mapping
 
     def _seen_by_all(self) -> dict[str, Any]:
-        """Return what does not depend on the server."""
         source, plain, boot = self._source, self._plain.of, self._boot
         taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
         seen: dict[str, Any] = {
@@ -277,10 +272,7 @@ class Context:
 
 
 def _urls(source: BootSource) -> dict[str, Any]:
-    """Return where a machine fetches its boot script and secrets, and reports.
-
-    The host that serves one-time boots has the secrets, whatever mirror has the rest.
-    """
+    # The host that serves one-time boots has the secrets, whatever mirror has the rest.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]

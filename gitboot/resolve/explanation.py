@@ -80,8 +80,6 @@ def explain(
 
 
 class _Explaining:
-    """The reasons for one server, without the places of the fields."""
-
     def __init__(
         self,
         view: FleetView,
@@ -104,7 +102,6 @@ class _Explaining:
         return Reason(field=field, value=str(value), rule=rule, why=why, resource=written_in, steps=path)
 
     def reasons(self) -> Iterator[Reason]:
-        """Yield the reasons at the instant of the plan."""
         plan, decision = self._plan, self._decision
         yield from self.whose()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
@@ -145,7 +142,6 @@ class _Explaining:
                 yield replace(reason, under=each.name)
 
     def whose(self) -> Iterator[Reason]:
-        """Yield what is said of the server whatever it boots."""
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
@@ -186,7 +182,6 @@ class _Explaining:
     # R3 and R4
 
     def chosen_policy(self) -> Won[Pool] | None:
-        """Return the policy that wins, and note the others. None: no policy wins."""
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
         found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
@@ -403,7 +398,6 @@ class Explanations:
         return found
 
     def _documents(self, decision: Decision) -> frozenset[Id]:
-        """Return the documents besides the server's own by which a decision is explained."""
         policy = decision.policy
         boots = [(Id("Maintenance", each.name), each.boot) for each in decision.maintenances]
         if policy is not None:
@@ -414,7 +408,6 @@ class Explanations:
         return found
 
     def _used(self, chosen: Id, image: str | None) -> Iterator[Id]:
-        """Yield the documents of the boot of a policy or a maintenance."""
         repository = self._repository
         if chosen.kind == "BootPolicy":
             pool = self._view.pools[chosen.name]
@@ -436,7 +429,6 @@ def _of_fleet(fleet: Fleet) -> tuple[object, ...]:
 
 
 def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
-    """Return the documents that servers share and that do not say the same in both commits."""
     kinds: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
         ("BootImage", before.images, now.images),
         ("BootPolicy", before.policies, now.policies),

@@ -176,8 +176,6 @@ def already_made(decision: Decision, at: datetime, record: Record | None) -> dic
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What changes with time in a plan."""
-
     phase: Phase
     cause: Cause
     maintenance: str | None
@@ -191,7 +189,6 @@ class _State:
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
-    """Yield every instant at which the plan may change."""
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
@@ -289,7 +286,6 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
 
 
 def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
-    """Return what boots in place of a boot that is not offered."""
     if policy is None:
         return _nothing(cause)
     if (boot := harmless_boot(policy, absent)) is not None:

@@ -94,7 +94,6 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
 
 
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
-    """Return the last value that is set along a chain."""
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 

@@ -40,8 +40,6 @@ THERE = Sighting(presence=Presence.FOUND)
 
 @dataclass
 class Told:
-    """Whoever looks at artifacts, and sees what a test says."""
-
     sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)
     wanted: Collection[BootFile] = ()
     late: Mapping[BootFile, Sighting] | None = None  # what is seen only by who waits for it
@@ -57,7 +55,6 @@ class Told:
             self.sightings, self.late = self.late, None
 
     def see(self, what: Sighting, *names: str) -> None:
-        """From now on this is seen of the files below assets/."""
         files = {BootFile(url=f"{BASE}/{name}", sha256=SHA, size=None): what for name in names}  # type: ignore[arg-type]
         self.sightings = {**self.sightings, **files}
 
@@ -219,7 +216,7 @@ def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(be
 
 
 def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told: Told) -> None:
-    """A second NIC, or GRUB after iPXE, is the same boot: it is under way."""
+    # A second NIC, or GRUB after iPXE, is the same boot: it is under way.
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
     told.see(ABSENT, KERNEL)
@@ -309,7 +306,7 @@ def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSit
 
 
 def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
-    """The machine has reset by it, and is on its way to its entry."""
+    # The machine has reset by it, and is on its way to its entry.
     site = make_site()
     told = Told()
     site.restart(artifacts=told)
@@ -499,7 +496,7 @@ def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked
 def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
 ) -> None:
-    """A site is asked itself; where nobody answers there, it will have what stands here."""
+    # A site is asked itself; where nobody answers there, it will have what stands here.
     path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
     bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
@@ -526,7 +523,8 @@ def test_nobody_looks_where_that_is_switched_off(tmp_path: Path, ledger: Store) 
 
 
 def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, web: ArtifactServer) -> None:
-    """A kernel that is not at its server, and one that is not in --assets: neither offered nor set until they come."""
+    # A kernel that is not at its server, and one that is not in --assets: neither offered nor set until they
+    # come.
     assets = tmp_path / "assets"
     (assets / "own-1").mkdir(parents=True)
     remote, own = web.file("/assets/remote/kernel", KERNEL_BYTES), web.file("/assets/own-1/kernel", OTHER)

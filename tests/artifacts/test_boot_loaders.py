@@ -29,7 +29,6 @@ BASE = "http://192.0.2.1:8080/boot"
 
 
 def packages(folder: Path) -> Path:
-    """A system with every package that brings loaders as they are."""
     for loader in LOADERS:
         if isinstance(loader, Packaged):
             source = folder / loader.sources[0]
@@ -140,7 +139,6 @@ needs_grub = pytest.mark.skipif(
 
 
 def with_grub(folder: Path) -> Path:
-    """A system with Debian's GRUB modules alone."""
     (folder / "usr/lib/grub").mkdir(parents=True)
     (folder / "usr/lib/grub/x86_64-efi").symlink_to(MODULES)
     return folder

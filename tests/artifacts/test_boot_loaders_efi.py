@@ -13,7 +13,6 @@ PE32, PE32_PLUS = 0x10B, 0x20B
 
 
 def program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, start: int = 0x80) -> bytes:
-    """The headers of an EFI program, as the linker of one writes them."""
     optional = struct.pack("<H", magic).ljust(108 if magic == PE32_PLUS else 92, b"\0")
     tables = [(0x1000 * (number + 1), 64) for number in range(directories)]
     if not signed and directories > 4:

@@ -31,7 +31,6 @@ def server() -> Iterator[ArtifactServer]:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """nginx with the configuration that gitboot publishes, over a tree with artifacts."""
     root = tmp_path_factory.mktemp("tree")
     Site(root).publish(FLEET)
     folder = root / "boot" / "assets"
@@ -154,8 +153,6 @@ def test_what_was_read_is_found_by_its_version_and_by_what_the_image_says(server
 
 
 class Held:
-    """A cache of one kind in memory."""
-
     def __init__(self) -> None:
         self.held: dict[bytes, bytes] = {}
 

@@ -38,8 +38,6 @@ PXE = [(f"{IRONCORE}kernel", KERNEL), (f"{IRONCORE}initramfs", INITRD), (f"{IRON
 
 @dataclass(frozen=True)
 class Rack:
-    """Registries over the same images."""
-
     open: Registry
     password: Registry
     token: Registry
@@ -283,8 +281,6 @@ def test_a_token_that_is_none_is_refused(body: bytes) -> None:
 
 @dataclass
 class Expiring(Scripted):
-    """A registry whose last token counts alone; that one ends with the test's word."""
-
     token: str = ""
     given: int = 0
 

@@ -28,8 +28,6 @@ def people() -> Iterator[Mapping[str, Person]]:
 
 @dataclass
 class Vendor:
-    """Who publishes images and signs them in every way, and a fleet that has one of them."""
-
     web: ArtifactServer
     folder: Path
     people: Mapping[str, Person]
@@ -49,7 +47,6 @@ class Vendor:
         self.web.put(f"/{name}", content)
 
     def sign(self, name: str, kind: str, by: str = "vendor") -> str:
-        """The URL of a signature of what is served under that name."""
         file = self.folder / "signed"
         file.write_bytes(content := self.web.files[f"/{name}"])
         match kind:
@@ -63,7 +60,6 @@ class Vendor:
         return f"{self.web.url}/{name}.{kind}"
 
     def image(self, kernel: str = "", more: str = "", url: str = "") -> str:
-        """A BootImage, with what its kernel and its architecture have besides."""
         of_kernel = f"url: '{url or f'{self.web.url}/kernel'}', sha256: {digest_of(KERNEL)}{kernel}"
         of_initrd = f"url: '{self.web.url}/initrd', sha256: {digest_of(INITRD)}"
         return document(
@@ -79,7 +75,6 @@ class Vendor:
         return path
 
     def check(self, path: Path, *options: str | Path) -> tuple[int, dict[str, str]]:
-        """The exit code, and what is said of each file: a warning or an error, and why."""
         command = ["artifacts", "signatures", str(path), "--image-keys", str(self.keys), *map(str, options)]
         result = CliRunner().invoke(cli, [*command, "-o", "json"])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

@@ -22,7 +22,6 @@ LOOKS = (*SEED, policy("look", "All", boots="look"))
 
 
 def nameless(spec: str = "", name: str = "web01") -> str:
-    """A document without its UUID."""
     return server(name, spec=spec).replace(f"uuid: {uuid_of(name)}, ", "").replace(f'uuid: "{uuid_of(name)}", ', "")
 
 

@@ -35,14 +35,12 @@ def problems(given: Snapshot, cache: ParseCache | None = None) -> tuple[Problem,
 
 
 def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
-    """What is wrong, as "000.yaml:1 GB2002"; nothing: it is valid."""
     return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
 
 
 def wrong(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
-    """The same of the seed with these documents, files, and paths that are no files."""
     return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 

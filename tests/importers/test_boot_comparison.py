@@ -82,7 +82,6 @@ def old() -> Iterator[ArtifactServer]:
 
 
 def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str = IGNITION) -> None:
-    """Let it answer as matchbox does, by the second MAC address."""
     old.put(ASK, SCRIPT.format(arguments=arguments, url=old.url).encode())
     old.put(f"/ignition?uuid={UUID}", ignition.encode())
 
@@ -182,7 +181,7 @@ def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old
 def test_files_at_other_paths_are_compared_by_what_is_in_them(
     fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
 ) -> None:
-    """As Ironic serves them: a copy for each node."""
+    # As Ironic serves them: a copy for each node.
     text = (fleet / "image.yaml").read_text()
     for content in (b"kernel", b"initrd"):
         text = text.replace(DIGEST, sha256(content).hexdigest(), 1)

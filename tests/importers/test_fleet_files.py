@@ -308,7 +308,6 @@ def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] |
 
 
 def known(tmp_path: Path) -> tuple[object, ...]:
-    """What a person supplies: the UUID, and the digests."""
     (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
     (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
@@ -328,8 +327,6 @@ def server_of(fleet: Path, system: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Each system's fleet, with what a person supplies; to be read only."""
-
     @cache
     def of(system: str) -> Path:
         folder = tmp_path_factory.mktemp(system)
@@ -597,7 +594,7 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
 def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
-    """A file of another version may hold a list where this one holds a text: that is lost, and nothing else is."""
+    # A file of another version may hold a list where this one holds a text: that is lost, and nothing else is.
     read, files = SYSTEMS[system].read, SOURCES[system]
     for name, text in files.items():
         if name.endswith(".ign"):

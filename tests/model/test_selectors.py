@@ -14,7 +14,6 @@ LABELS = {"role": "web", "site": "fra1", "gpu": ""}
 
 
 def selected(select: Any) -> bool:
-    """Whether web01 is selected, by its labels or its name."""
     return selects(read(_SELECT, select), Name("web01"), LABELS)
 
 

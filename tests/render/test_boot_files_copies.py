@@ -49,14 +49,12 @@ def killed_at_end(instance: Instance) -> Iterator[None]:
 
 
 def copied(output: Path, copy: Path) -> Path:
-    """Copy the boot files to another folder, as an rsync mirror does."""
     subprocess.run([program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"], check=True)
     return copy
 
 
 @contextmanager
 def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve OUTPUT by nginx, and a copy of it; yield both URLs."""
     folder.mkdir(exist_ok=True)
     copy = copied(output, folder / "copy")
     for name in ("nginx", "nginx-copy"):
@@ -69,7 +67,6 @@ def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def installs(url: str, path: str) -> bool:
-    """Return whether a loader that fetches this path boots the image that writes the disk."""
     answer = get(f"{url}{path}")
     assert answer.status_code == 200
     return IMAGE in answer.text
@@ -333,7 +330,7 @@ def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_h
 
 
 def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
-    """An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on."""
+    # An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on.
     now = datetime.now(UTC).replace(microsecond=0)
     ends = now + timedelta(hours=8)
     first, second = (
@@ -396,7 +393,6 @@ MAC_LOADERS: Final = (*ENTRIES, f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}"
 
 
 def run_at(now: datetime, arguments: list[str]) -> int:
-    """Run the program of a mirror at a time, and return its exit code."""
     return mirror_program.main(arguments, clock=lambda: now)
 
 
@@ -408,7 +404,7 @@ def dashed_mac(name: str) -> str:
 def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
     accepted: str, expected: str | None
 ) -> None:
-    """The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down."""
+    # The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down.
     settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
     found = in_tree(fleet(settings), *LIVE, *TO_DISK)
     assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
@@ -485,7 +481,7 @@ def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_
 )
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
 def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(settings: str, window: str) -> None:
-    """The digests of plans, the turns and the contents. The files of copies, and the decision, differ."""
+    # The digests of plans, the turns and the contents. The files of copies, and the decision, differ.
     documents = (*LIVE, maintenance("repair", window))
     for now in (BEFORE, START, END, at("21T23:00")):
         asking, plain = (
@@ -498,7 +494,6 @@ def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(s
 
 
 def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
-    """Return the digests of a server's plans, each with the time from which it applies."""
     return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
@@ -540,7 +535,7 @@ def script_in_tree(state: RenderedState, path: str) -> str:
 
 @pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
 def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: str) -> None:
-    """`serve` without a fetch log."""
+    # `serve` without a fetch log.
     fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
         assert "http://gitboot.test/v1/boot/" in get(f"{url}{ENTRIES[0]}").text

@@ -45,7 +45,6 @@ STATES: Final = {
 
 
 def answers(state: str, unknown: str) -> dict[PathKind, str]:
-    """Return what each lookup of a server answers: 404, what it boots, or the disk."""
     fleet_spec, server_spec, often, more = STATES[state]
     spec = f"baseURL: 'http://boot.test', outputs: [{OUTPUTS}], unknownServers: {unknown}"
     decisions = decided(

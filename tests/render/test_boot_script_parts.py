@@ -23,7 +23,6 @@ SHIM = "/EFI/debian/shimx64.efi"
 
 
 def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk") -> dict[str, str]:
-    """A server's entries by loader, where it boots its disk."""
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
         fleet(f"baseURL: 'http://boot.test', {ALL}, unknownServers: {unknown}{made}"),

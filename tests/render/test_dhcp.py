@@ -69,7 +69,6 @@ def configuration(decisions: Decisions) -> dict[str, str]:
 
 
 def three_hundred() -> list[hypothesis_strategies.Document]:
-    """Servers with one or two interfaces, each with up to two addresses, at one of two sites or at none."""
     made = []
     for number in range(300):
         addresses = [f"10.1.{number // 250}.{number % 250 + 1}/16", f"fd00:1::{number + 1:x}/64"]

@@ -56,7 +56,6 @@ def listing(found: RenderedState) -> dict[str, Any]:
 
 
 def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
-    """The digest of each file for machines, by its name in the listing."""
     files = {path: file for path, file in found.files.items() if path.startswith("boot/")}
     return {name_in_listing(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 

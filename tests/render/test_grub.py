@@ -117,7 +117,7 @@ def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallbac
     shutil.which("grub-emu") is None and not os.environ.get("CI"), reason="grub-emu is missing (Debian: grub-emu)"
 )
 def test_grub_itself_tries_both_dialects_and_goes_on_where_it_has_neither(tmp_path: Path) -> None:
-    """grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end."""
+    # grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end.
     text = tree(decided(*SEED))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
     script = text.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0] + "exit\n"
     folder = tmp_path / "grub"

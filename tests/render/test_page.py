@@ -48,8 +48,6 @@ Push = Callable[[dict[str, str]], object]
 
 @pytest.fixture
 def push(repository: Repository, instance: Instance) -> Push:
-    """What pushes files, and lets the instance publish them."""
-
     def pushed(files: dict[str, str]) -> None:
         repository.push(files)
         instance.reconcile(BEFORE)
@@ -58,7 +56,6 @@ def push(repository: Repository, instance: Instance) -> Push:
 
 
 def said(output: Path, name: str) -> Any:
-    """What a script brings to the page, as the page's function is called."""
     called, value = json.loads(
         "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
     )
@@ -72,7 +69,6 @@ def dates(output: Path) -> dict[str, int]:
 
 
 def rewritten(output: Path, before: dict[str, int]) -> set[str]:
-    """The files of the page that are not as they were."""
     now = dates(output)
     return {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
 
@@ -84,7 +80,6 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
 
 
 def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
-    """Return file and line of each field of a server, as the page does: by field, and maintenance if there is one."""
     server, shared = said(output, f"server/{name}"), said(output, "location/shared")
     file, above = said(output, f"location/{server['shard']}")[name]
 
@@ -104,7 +99,6 @@ def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
 
 
 def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
-    """Return file and line of each field that the policy sets, as `gitboot explain` shows them."""
     done = CliRunner().invoke(cli, ["explain", name, "--path", str(work), "--records", "fresh", "-o", "json"])
     assert done.exit_code == 0, done.output
     reasons = json.loads(done.stdout)["reasons"]
@@ -156,7 +150,7 @@ def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_belo
 
 
 def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, instance: Instance) -> None:
-    """Also of values that are not written, and of documents that share a file."""
+    # Also of values that are not written, and of documents that share a file.
     more = "vars: {console: ttyS1}, kernelArguments: [debug, 'console=ttyS0'], pin: {image: flatcar-1, reason: GPU}"
     together = "---\n".join((MORE["servers/web02.yaml"], server("web03", "role: web", more), policy("rest", "None")))
     git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")

@@ -43,7 +43,6 @@ def state(*documents: str, record: Record | None = None) -> RenderedState:
 
 
 def at_entry(found: RenderedState, instant: datetime) -> Turn | None:
-    """What the entry answers."""
     return turn_of(found.published.paths[ENTRY], instant)[0]
 
 

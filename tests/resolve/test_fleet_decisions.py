@@ -49,7 +49,6 @@ WINDOW = maintenance("repair", "20T22:00 21T04:00")
 
 
 def problems(*documents: str, files: dict[str, str] | None = None) -> tuple[Problem, ...]:
-    """The problems that speak against a fleet; none: it is valid."""
     try:
         return decided(*documents, files=files).warnings
     except InvalidRepository as error:
@@ -61,7 +60,6 @@ def codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
 
 
 def boots(instant: datetime, *documents: str, record: Record | None = None) -> str:
-    """The image that web01 boots, "disk", or "no plan"."""
     found = planned(instant, *documents, record=record)
     if found is None:
         return "no plan"
@@ -69,18 +67,15 @@ def boots(instant: datetime, *documents: str, record: Record | None = None) -> s
 
 
 def boot_of(*documents: str, files: dict[str, str] | None = None) -> Boot:
-    """The boot that is decided for web01, which has one."""
     (boot,) = decision("web01", *documents, files=files).boots
     return boot
 
 
 def seed(web01: str = "", spec: str = "", *, often: str = "Always") -> tuple[str, ...]:
-    """The seed with more fields of web01 and of its policy."""
     return (SEED[0], server("web01", "role: web", web01), *SEED[2:-1], policy("web", spec=spec, often=often))
 
 
 def booting(image_spec: str, profile_spec: str = "", policy_spec: str = "", **more: str) -> tuple[str, ...]:
-    """A fleet of web01 and one image, with its ``artifacts``, by a ``method`` and under a ``firmware``."""
     return (
         fleet(),
         server("web01", firmware=more.get("firmware", "UEFI")),
@@ -354,7 +349,6 @@ FETCHED = Record(
 
 
 def given_twice(key: str) -> Record:
-    """What is recorded once an installer was given its second boot."""
     attempt = InstallAttempt(key=key, number=1, boots=(FIRST, LAST), started=FIRST, started_boot=1)
     return replace(FETCHED, attempts=(attempt,))
 
@@ -533,7 +527,6 @@ def test_r7_user_data_may_show_the_arguments_and_arguments_its_url() -> None:
 
 
 def skew(mode: str, minimum: str) -> tuple[str, ...]:
-    """A stream with a minimum version, of which web01 boots version 1 by a hold."""
     hold = HOLD.replace("flatcar-0", "flatcar-1")
     spec = f"current: flatcar-2, {hold}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
     stream = document("ImageStream", "flatcar", spec)
@@ -555,7 +548,6 @@ def inheriting(*policies: str) -> tuple[str, ...]:
 
 
 def declaring(number: str) -> tuple[str, ...]:
-    """A fleet whose documents declare what is provisioned."""
     annotations = f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:"
     declares = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
     return (declares, server("web01", "role: web").replace("labels:", annotations), *SEED[2:])

@@ -78,7 +78,6 @@ def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedF
 
 
 def _laid_out_anew(documents: Iterable[Document], order: random.Random) -> dict[str, str]:
-    """The same documents in a few files of any name, with their keys in any order."""
     files: defaultdict[str, str] = defaultdict(str)
     for each in order.sample(list(documents), len(list(documents))):
         files[order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])] += f"---\n{in_json(shuffled(each, order))}"
@@ -148,7 +147,6 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
 
 
 def made_of(asked: str) -> str:
-    """All files of fleets at their instants, none of their servers installed: JSON in, JSON out."""
     made = []
     for texts, instant in json.loads(asked):
         decisions = decided_of(*texts)
@@ -170,7 +168,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
 
 
 def test_r8_plans_that_want_different_overrides_have_different_digests() -> None:
-    """Always sets anew after each reset that consumed the override, Once does not."""
+    # Always sets anew after each reset that consumed the override, Once does not.
     always, once = (
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
@@ -206,8 +204,6 @@ def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: Gen
 
 
 def _check_transition(decision: Decision, record: Record | None, instant: datetime, following: datetime) -> None:
-    """The promise of one plan, looked at again ``following`` it and right around its next transition."""
-
     def shown(at: datetime) -> str | None:
         planned = plan(decision, at, record)
         assert planned is None or planned.next_transition == transition(decision, at, record)
@@ -242,7 +238,6 @@ def test_r2_an_active_maintenance_always_wins_and_no_other_ever_does(fleet: Gene
 
 
 def _active(fleet: GeneratedFleet, server: Document, instant: datetime) -> list[Document]:
-    """The maintenances that select a server and are active, the one with the highest priority last."""
     active = []
     for each in fleet.of("Maintenance"):
         start, end = bounds(each["spec"])
@@ -269,7 +264,6 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
 
 
 def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:
-    """How often the network boot that a plan is of may be made."""
     decision = decisions.servers[planned.server]
     if planned.maintenance is None:
         assert decision.policy is not None

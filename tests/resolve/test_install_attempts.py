@@ -110,7 +110,6 @@ def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries
 
 
 def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
-    """The record once a maintenance's boot was made in its window."""
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
     return ran(record, maintenance.name, run, once=True, overwrites=writes_disk)

@@ -37,7 +37,7 @@ def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
 
 
 def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with a selection of its own: a command took time by servers times sites."""
+    # Each with a selection of its own: a command took time by servers times sites.
     made = list[int]()
 
     class Counted(Selecting[Site]):

@@ -144,7 +144,7 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
     ("provision", "adopt_all", "is_provisioned"), [(0, False, True), (1, True, True), (1, False, False)]
 )
 def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
-    """Else it would count as seen for the first time when it is active again, and be installed once more."""
+    # Else it would count as seen for the first time when it is active again, and be installed once more.
     parked = (SEED[0], server("web01", "role: web", f"lifecycle: Parked, provision: {provision}"), *SEED[2:])
     ((_, _, record),) = first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
     assert (record.provision == provision) == is_provisioned

@@ -54,7 +54,7 @@ def _objects(files: Texts, kind: str) -> _Objects:
 
 
 def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
-    """Return a profile and those from which it inherits, nearest first."""
+    # Nearest first.
     seen: set[str] = set()
     while name in profiles and name not in seen:
         seen.add(name)
@@ -63,7 +63,7 @@ def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
 
 
 def _options(value: object) -> dict[str, Any]:
-    """Return kernel options. Cobbler stores a mapping, and also reads a line."""
+    # Cobbler stores a mapping, and also reads a line.
     if isinstance(value, dict):
         return value
     if not isinstance(value, str) or value == _INHERIT:
@@ -75,7 +75,7 @@ def _options(value: object) -> dict[str, Any]:
 
 
 def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options of several levels. A later level wins. ``!NAME`` removes an option."""
+    # A later level wins. !NAME removes an option.
     found: dict[str, Any] = {}
     for level in levels:
         found |= {name: value for name, value in level.items() if not name.startswith("!")}
@@ -89,7 +89,6 @@ def _left_out(options: Mapping[str, Any]) -> list[str]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of the kernel's command line, in their order."""
     found = []
     for name, each in options.items():
         values = each if isinstance(each, list) else [each]
@@ -138,7 +137,7 @@ def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
 
 
 def _served(distro: Mapping[str, Any], kind: str) -> str | None:
-    """Return the URL of a distro's kernel or initrd: its own, or that of Cobbler's copy (images/DISTRO/FILE)."""
+    # Its own URL, or that of Cobbler's copy: images/DISTRO/FILE.
     remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
@@ -184,7 +183,6 @@ def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
 
 
 def _serial(system: Mapping[str, Any]) -> list[str]:
-    """Return the console that Cobbler adds for a system's own serial port."""
     device, baud = system.get("serial_device"), system.get("serial_baud_rate")
     if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
         return []
@@ -207,7 +205,7 @@ def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[
 
 
 def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return the power management as a BMC if it is Redfish or IPMI. User and password are left out."""
+    # User and password are left out.
     address, kind = words(system.get("power_address")), words(system.get("power_type"))
     if address is None or address == _INHERIT:
         return None, ()

@@ -54,7 +54,7 @@ def read(files: Texts) -> Estate:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping, which the command line may print as a text."""
+    # The command line may print a mapping as a text.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -64,14 +64,13 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the capabilities of a node by name. Ironic writes ``boot_mode:uefi,profile:compute``."""
+    # As Ironic writes them: boot_mode:uefi,profile:compute.
     text = str(_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
-    """Return what a node's instance boots over the network: a ramdisk, or the kernel of an installer."""
     info = _mapping(node.get("instance_info"))
     if not (kernel := words(info.get("kernel"))):
         return None

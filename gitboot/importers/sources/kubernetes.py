@@ -37,8 +37,6 @@ _Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
-    """All objects of a source, by kind and name; of two with one name the last."""
-
     by_kind: Mapping[str, Mapping[str, _Object]]
 
     def of(self, kind: str) -> Mapping[str, _Object]:
@@ -234,7 +232,7 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
 def _controller(
     controller: _Object, objects: _Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return the BMC of a BMC object, or of the same fields in a Server. Its address may be that of an Endpoint."""
+    # The address of a BMC may be that of an Endpoint.
     endpoint = objects.spec("Endpoint", at(controller, "endpointRef", "name") or at(controller, "endpoint", "name"))
     host = words(at(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = mapping(at(controller, "protocol"))
@@ -255,7 +253,7 @@ def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
 
 
 def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
-    """Return machines that only a boot configuration names. Network identifiers are IP or MAC addresses."""
+    # Machines that only a boot configuration names. Network identifiers are IP or MAC addresses.
     for name, spec in sorted(_configs(objects)):
         uuid = uuid_of(spec.get("systemUUID"))
         found = [*_list(spec.get("networkIdentifiers")), *_list(spec.get("systemIPs")), *_list(spec.get("systemIP"))]
@@ -276,7 +274,6 @@ def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
 
 
 def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
-    """Return the boots of boot configurations, and those of kernels in Tinkerbell's Hardware."""
     for name, spec in sorted(_configs(objects)):
         remarks: tuple[ImportRemark, ...] = (
             (lost("its Ignition is in a Secret"),) if spec.get("ignitionSecretRef") else ()

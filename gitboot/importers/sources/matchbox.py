@@ -105,7 +105,7 @@ def _further(group: Mapping[str, Any]) -> str:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    """Return variables and labels, without secrets and without values that are no text."""
+    # Variables and labels, without secrets and without values that are no text.
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = words(value)
@@ -127,7 +127,7 @@ def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
 
 
 def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    """Return the boot of a profile. matchbox's assets become assets of the fleet."""
+    # matchbox's assets become assets of the fleet.
     boot, remarks = mapping(at(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in sequence(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]

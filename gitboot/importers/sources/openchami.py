@@ -66,7 +66,6 @@ def read(files: Texts) -> Estate:
 
 
 def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]) -> Iterator[str]:
-    """Return the nodes of a row: the xname if State Management has one, else the key of the row."""
     yield from map(str, sequence(row.get("hosts")))
     for mac in sequence(row.get("macs")):
         known = mac_of(mac)
