@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.boot_loaders import (
+    HEAD,
     LOADERS,
     MANIFEST,
     Built,
@@ -20,10 +22,12 @@ from gitboot.artifacts.boot_loaders import (
     Placed,
     Placement,
     first_grub_configuration,
+    is_signed,
     place,
 )
 from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
+from tests.helpers.cases import for_each
 
 BASE = "http://192.0.2.1:8080/boot"
 
@@ -242,3 +246,37 @@ def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> N
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"
+
+
+PE32, PE32_PLUS = 0x10B, 0x20B
+
+
+def program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, start: int = 0x80) -> bytes:
+    optional = struct.pack("<H", magic).ljust(108 if magic == PE32_PLUS else 92, b"\0")
+    tables = [(0x1000 * (number + 1), 64) for number in range(directories)]
+    if not signed and directories > 4:
+        tables[4] = (0, 0)
+    listed = struct.pack("<I", directories) + b"".join(struct.pack("<II", *each) for each in tables)
+    stub = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", start)).ljust(start, b"\0")
+    return (stub + b"PE\0\0" + b"\0" * 20 + optional + listed).ljust(HEAD, b"\0")
+
+
+@pytest.mark.parametrize("magic", [PE32, PE32_PLUS])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_certificate_table_says_whether_it_is_signed(magic: int, signed: bool) -> None:
+    assert is_signed(program(signed=signed, magic=magic)) is signed
+
+
+@for_each(
+    ("case", "head", "expected"),
+    [
+        ("no table of certificates at all", program(signed=True, directories=4), False),
+        ("a compressed kernel", b"\x1f\x8b" + b"\0" * 100, None),
+        ("an old program of DOS", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"NE" * 40, None),
+        ("one whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
+        ("one that ends too early", program(signed=True)[:200], None),
+        ("nothing", b"", None),
+    ],
+)
+def test_what_is_no_program_says_nothing(case: str, head: bytes, expected: bool | None) -> None:
+    assert is_signed(head) is expected, case
