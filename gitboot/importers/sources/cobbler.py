@@ -26,6 +26,7 @@ from gitboot.importers.inventory import (
     mapping,
     missing,
     name_of,
+    remark_if,
     words,
 )
 
@@ -111,28 +112,36 @@ def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
     lineage = list(_lineage(name, profiles))
     inherited = (words(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
-    remarks: list[ImportRemark] = [kept(f"distro {distro['name']}")] if distro else [missing("its distro is not here")]
     options = _blended(_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
     # Who says nothing inherits the template of Cobbler's settings; "" is none.
     autoinstall = next(
         (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
     )
     arguments, more = arguments_of([*options, *_added(distro, installs=autoinstall != "")])
-    if autoinstall != "" and distro.get("breed"):
-        template = autoinstall or "of Cobbler's settings"
-        remarks.append(lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"))
-    if distro.get("breed") == "suse":
-        remarks.append(lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"))
+    template = autoinstall or "of Cobbler's settings"
     kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
-    if kernel and kernel.startswith("assets:"):
-        remarks.append(guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"))
     return ImportedBoot(
         name=name,
         kernel=kernel,
         initrds=(initrd,) if initrd else (),
         arguments=arguments,
         architecture=architecture_of(distro.get("arch")),
-        remarks=(*remarks, *more),
+        remarks=(
+            kept(f"distro {distro['name']}") if distro else missing("its distro is not here"),
+            *remark_if(
+                autoinstall != "" and distro.get("breed"),
+                lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
+            ),
+            *remark_if(
+                distro.get("breed") == "suse",
+                lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"),
+            ),
+            *remark_if(
+                kernel and kernel.startswith("assets:"),
+                guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"),
+            ),
+            *more,
+        ),
     )
 
 
@@ -148,19 +157,15 @@ def _served(distro: Mapping[str, Any], kind: str) -> str | None:
 
 def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
     name, profile = str(system["name"]), words(system.get("profile"))
-    remarks: list[ImportRemark] = [kept(f"system {name}")]
     nics, ignored = _nics(mapping(system.get("interfaces")))
-    remarks += ignored
     boot = boots.get(profile or "")
     options = _options(system.get("kernel_options"))
     own = {name: value for name, value in options.items() if not name.startswith("!")}
     arguments, secret = arguments_of([*_words(own), *_named_by(words(system.get("hostname")), boot), *_serial(system)])
-    if boot is None:
-        remarks.append(missing(f"its profile {profile} is not here"))
-    for key in ("autoinstall", "autoinstall_meta"):
-        if system.get(key) not in (None, "", {}, _INHERIT):
-            remarks.append(lost(f"{key} of its own"))
     bmc, more = _bmc(system)
+    own_templates = [
+        key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
+    ]
     return ImportedMachine(
         name=name,
         serial=words(system.get("serial_number")),
@@ -170,7 +175,14 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
         boot=boot.name if boot else None,
         arguments=arguments,
         without=tuple(_left_out(options)),
-        remarks=(*remarks, *secret, *more),
+        remarks=(
+            kept(f"system {name}"),
+            *ignored,
+            *remark_if(boot is None, missing(f"its profile {profile} is not here")),
+            *(lost(f"{key} of its own") for key in own_templates),
+            *secret,
+            *more,
+        ),
     )
 
 
@@ -215,6 +227,5 @@ def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRem
         return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")
-    if system.get("power_user") or system.get("power_pass"):
-        remarks += (lost("power_user and power_pass were left out: put them into the directory of credentials"),)
-    return bmc, remarks
+    left_out = lost("power_user and power_pass were left out: put them into the directory of credentials")
+    return bmc, (*remarks, *remark_if(system.get("power_user") or system.get("power_pass"), left_out))
