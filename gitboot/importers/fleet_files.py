@@ -22,6 +22,7 @@ from gitboot.importers.inventory import (
     lost,
     missing,
     name_of,
+    remark_if,
 )
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars import (
@@ -127,7 +128,7 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
         if serial is not None and is_placeholder_serial(serial):
             remarks.append(lost(f"its serial number {serial}, which identifies no machine"))
             serial = None
-        if serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
+        elif serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
             serial = None
         if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
@@ -145,21 +146,22 @@ def _taken(what: str, name: str, owners: dict[str, str], remarks: list[ImportRem
 
 
 def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str]) -> tuple[Imported, dict[str, str]]:
-    remarks = list(machine.remarks)
-    if machine.uuid is None:
-        remarks.append(missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it"))
-    if not machine.nics:
-        remarks.append(missing("a MAC address"))
-    if machine.architecture is None:
-        remarks.append(guessed("architecture: x86_64"))
-    if machine.firmware is None:
-        remarks.append(guessed("firmware: UEFI"))
     policy = ready.get(machine.boot or "")
-    if machine.boot is not None and policy is None:
-        remarks.append(missing(f"what it boots, {machine.boot}, lacks something or is not in the source"))
     arguments, more = _sound(machine.arguments)
     bmc, about = _bmc(machine)
-    remarks += [*more, *about]
+    remarks = [
+        *machine.remarks,
+        *remark_if(machine.uuid is None, missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it")),
+        *remark_if(not machine.nics, missing("a MAC address")),
+        *remark_if(machine.architecture is None, guessed("architecture: x86_64")),
+        *remark_if(machine.firmware is None, guessed("firmware: UEFI")),
+        *remark_if(
+            machine.boot is not None and policy is None,
+            missing(f"what it boots, {machine.boot}, lacks something or is not in the source"),
+        ),
+        *more,
+        *about,
+    ]
     labels = {}
     for key, value in sorted(machine.labels.items()):
         try:
@@ -214,20 +216,17 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
 
 
 def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    remarks = list(boot.remarks)
     artifacts, lacking = _artifacts(boot, supplement)
     arguments, more = _sound(boot.arguments)
-    remarks += [*lacking, *more]
-    remarks.append(
-        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always")
+    uki, pending = boot.kernel is None, bool(lacking)
+    remarks = (
+        *boot.remarks,
+        *lacking,
+        *more,
+        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always"),
+        *remark_if(boot.architecture is None, guessed("architecture: x86_64")),
+        *remark_if(uki and arguments, lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}")),
     )
-    if boot.architecture is None:
-        remarks.append(guessed("architecture: x86_64"))
-    uki = boot.kernel is None
-    if uki and arguments:
-        remarks.append(lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}"))
-        arguments = ()
-    pending = bool(lacking)
     item = Imported(kind="BootProfile", name=name, pending=pending, remarks=_in_order(remarks))
     data = boot.data
     template = f"userdata/{name}.j2"
@@ -241,7 +240,7 @@ def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[
         "image": name,
         "method": "UefiHttp" if uki else "Pxe",
         "httpBoot": "uki" if uki else None,
-        "kernelArguments": list(arguments),
+        "kernelArguments": list(arguments) if not uki else [],
         "userData": {"format": data.format, "template": template} if data else None,
     }
     policy = {"select": "None", "profile": name, "networkBoot": "Once"}
