@@ -19,11 +19,11 @@ from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_program import artifact_digest, paths_in
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
-from gitboot.publish.tree_reader import read_manifest, read_state
-from gitboot.render.endpoint_files import DiskWrite, PublishedServer, server_of
+from gitboot.publish.tree_reader import read_manifest
+from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -65,39 +65,23 @@ class MirrorReport:
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
 
-    A target has the tree as `served` says it, and not its times.
+    A target does not have the times of the tree.
     """
     manifest = read_manifest(root)
     if manifest is None:
         raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-    instead: dict[str, bytes] = {}  # what a target has in the place of boots that are made once
-    left_out: set[str] = set()  # the paths of these
-    for server in filter(None, map(server_of, manifest.files)) if as_target else ():
-        if (state := read_state(root, server)) is not None:
-            at_target = served(state)
-            instead |= at_target.instead
-            left_out |= at_target.left_out
     found = {}
     for path, listed in manifest.files.items():
-        if not path.startswith(BOOT) or (path in left_out and path not in instead):
+        if not path.startswith(BOOT):
             continue
         try:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
             continue  # a publication is under way, which withdraws it
         version = FileVersion(None, listed.sha256, listed.size)
-        contents: dict[str, str] = {}
-        if (content := instead.get(path)) is not None:
-            version = FileVersion(None, digest_of(content), len(content))
-            contents = {digest_of(content): content.decode()}
         below = path.removeprefix(BOOT)
         found[below] = MirrorFile(
-            path=below,
-            right=(version,),
-            versions=(version,),
-            modified=modified,
-            keeps_time=not as_target,
-            contents=contents,
+            path=below, right=(version,), versions=(version,), modified=modified, keeps_time=not as_target
         )
     return found
 
@@ -619,33 +603,24 @@ class Served(NamedTuple):
     """The files of one server as a target has them, by path below the output directory."""
 
     files: dict[str, str]  # their sha256
-    instead: dict[str, bytes]  # the content of files that lie otherwise in the tree
-    left_out: frozenset[str]  # the paths of one-time boots that lie in a tree of gitboot 0.1.0
     lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
 
 
 def served(state: PublishedServer) -> Served:
-    """Return the files of a server at a target.
-
-    They are those of the tree: `render.copies` has left one-time boots out of it, unless the Fleet accepts them in
-    copies. A tree that gitboot 0.1.0 published has them; the target then gets what boots instead.
-    """
-    files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
-    instead: dict[str, bytes] = {}
-    boots: dict[str, DiskWrite] = {}  # that no copy may serve
-    for path, turns in state.paths.items():
-        if turns and turns[0].role in (Role.ENTRY, Role.OFFER) and turns[0].content is not None:
-            writes = turns[0].writes
-            if writes is not None and writes.once and not writes.in_copies:
-                boots[path] = writes
-    left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
-    for path in sorted(left_out):
-        writes = boots[path]
-        del files[path]
-        if writes.fallback is not None and writes.fallback in state.contents:
-            files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
-    asks = any(writes.hop is not None for writes in boots.values())
-    return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
+    """Return the files of a server at a target: `render.copies` has left one-time boots out of the tree already."""
+    now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
+    boots = [
+        turn.writes
+        for turn in now
+        if turn.role in (Role.ENTRY, Role.OFFER)
+        and turn.writes is not None
+        and turn.writes.once
+        and not turn.writes.in_copies
+    ]
+    return Served(
+        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
+        lacks_boots=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 def headers_of(path: str) -> dict[str, str]:

@@ -217,7 +217,6 @@ def repair(
     paths: Collection[str],
     clock: Callable[[], datetime],
     *,
-    as_target: bool = False,
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
@@ -225,7 +224,7 @@ def repair(
 ) -> RepairReport:
     """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
 
-    ``paths`` are below boot/; `ALL` stands for all. A target has no one-time boots.
+    ``paths`` are below boot/; `ALL` stands for all.
 
     Content is written first, then boot scripts, then the first and unknown scripts, then the signed list. Files that
     are not published go last, if machines may ask for them or if ``paths`` names them. If the tree is published to, if
@@ -235,7 +234,7 @@ def repair(
     repairs: dict[str, RepairAction] = {}
     for left in reversed(range(_TRIES)):
         try:
-            attempt = _Attempt(store, root, clock, parallel, as_target=as_target)
+            attempt = _Attempt(store, root, clock, parallel)
             return attempt.repair(paths, repairs, begun, done)
         except Overtaken as overtaken:
             if not left:
@@ -248,9 +247,7 @@ def repair(
 class _Attempt:
     """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
 
-    def __init__(
-        self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int, *, as_target: bool
-    ) -> None:
+    def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _state_of(root), clock()
@@ -275,8 +272,6 @@ class _Attempt:
                     "file of the mirror, remove it)"
                 )
         self._files = _published(root, now, parallel, digest_of(self._published.manifest))
-        if as_target or is_target:
-            self._files |= _withheld(root)
         self._now = now
         self._turns: datetime | None = None  # when the next file turns that is to be repaired
 
@@ -414,14 +409,6 @@ def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[
                 path=name, right=(FileVersion(None, digest_of(content), len(content)),), versions=()
             )
     return files
-
-
-def _withheld(root: Path) -> dict[str, MirrorFile]:
-    """Return what a target has in place of one-time boots that the tree itself has, by path below boot/."""
-    files = expected(root, as_target=True)
-    gone = expected(root).keys() - files.keys()
-    found = {path: MirrorFile(path=path, right=(None,), versions=()) for path in gone}
-    return found | {path: file for path, file in files.items() if file.contents}
 
 
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:

@@ -124,7 +124,7 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
     if repaired:
-        _repair(context, mirror, tree, repaired, parallel, outputs, as_target=as_target)
+        _repair(context, mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _public_keys(each)]
     opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
@@ -170,17 +170,13 @@ def _repair(
     paths: tuple[str, ...],
     parallel: int,
     outputs: tuple[OutputOption, ...],
-    *,
-    as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
         store = _store(mirror, tree, stack)
-        is_target = as_target or mirror.startswith(_STORES)
-        clock = partial(datetime.now, UTC)
-        report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
+        report = repair(store, tree, paths, partial(datetime.now, UTC), parallel=parallel, begun=begun, done=done)
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
     left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"

@@ -91,7 +91,7 @@ class BranchTarget:
         if not step.placed and not step.removed:
             return
         changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
-        changes |= {path: partial(step.content, path, tree) for path in step.placed}
+        changes |= {path: partial(_content, tree, path, digest) for path, digest in step.placed.items()}
         for number, data in self._uncommitted.items():
             changes[_shard_path(number)] = partial(bytes, data) if data else None
         changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
@@ -115,6 +115,10 @@ def _message(step: TargetStep) -> str:
         f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
         f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
     )
+
+
+def _content(tree: FollowedTree, path: str, digest: str) -> bytes:
+    return tree.file(path, digest).content
 
 
 def _shard_path(number: str) -> str:

@@ -329,9 +329,9 @@ class FollowedTree:
     def served(self, server: str, digest: str) -> Served:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
         if server == SHARED:
-            return Served(self._shared, {}, frozenset())
+            return Served(self._shared)
         if server == LIST:
-            return Served(self._list, {}, frozenset())
+            return Served(self._list)
         return served(parse(self._part(state_path(server), digest)))
 
     def file(self, path: str, digest: str) -> TargetFile:
@@ -368,26 +368,11 @@ class TargetStep:
     manifest: str  # the digest of the published tree's own
     placed: Mapping[str, str]  # sha256 by path, sorted
     fresh: frozenset[str]  # those of them at which nothing of gitboot's lies yet, unless it is another server's
-    instead: Mapping[str, bytes]  # the content of those that lie otherwise in the tree
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # by number, those that change; empty: it goes
     units: Mapping[str, Unit | None]  # by server, those that change; None: it is gone
     doubtful: frozenset[str]  # what is in doubt until the head is written
     unlisted: frozenset[str]  # and what stays, unlisted, afterwards
-
-    def content(self, path: str, tree: FollowedTree) -> bytes:
-        """Return what is written to a path. Raises `Overtaken` if the tree has another file by now."""
-        return self.file(path, tree).content
-
-    def file(self, path: str, tree: FollowedTree) -> TargetFile:
-        """Return what is written to a path, with its time. Raises `Overtaken` if the tree has another file by now.
-
-        A file that the tree does not have has the time 0: a log that has the time of the tree's file would show that a
-        machine fetched the boot that was left out.
-        """
-        if path in self.instead:
-            return TargetFile(self.instead[path], 0)
-        return tree.file(path, self.placed[path])
 
 
 def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: ReadShard, most: int) -> TargetStep | None:
@@ -412,8 +397,6 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     units: dict[str, Unit | None] = {}
     was: dict[str, str] = {}
     wanted: dict[str, str] = {}
-    instead: dict[str, bytes] = {}
-    left_out: set[str] = set()
     for server in changed[:most]:
         if (number := number_of(server)) not in shards:
             shards[number] = {**read_shard(number)}
@@ -424,10 +407,8 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
             found = tree.served(server, state)
             units[server] = shards[number][server] = Unit(state, found.files, found.lacks_boots)
             wanted |= found.files
-            instead |= found.instead
-            left_out |= found.left_out
     gone = (was.keys() | held.unlisted) - wanted.keys()
-    stand = {path for path in gone if path not in left_out and tree.stands(path)}
+    stand = {path for path in gone if tree.stands(path)}
     given_up = {path for path in stand if not is_content(path)}
     # One that another server has on the target was given what this one gave up.
     others = (read_shard(number) for number in held.head.shards if given_up and number not in shards)
@@ -454,7 +435,6 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
         ),
         placed=placed,
         fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
-        instead={path: content for path, content in instead.items() if path in placed},
         removed=tuple(sorted(gone - stand)),
         shards=rendered,
         units=units,
@@ -569,7 +549,7 @@ class StoreTarget:
         sizes: dict[str, int] = {}
 
         def read(path: str) -> TargetFile:
-            file = step.file(path, tree)
+            file = tree.file(path, step.placed[path])
             sizes[path] = len(file.content)
             return file
 
