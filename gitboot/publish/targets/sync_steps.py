@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
-from gitboot.jsonio import canonical
+from gitboot.jsonio import canonical, json_decoder
 from gitboot.publish.manifest import (
     MANIFEST,
     digest_of,
@@ -36,20 +36,21 @@ HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
 LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
-_FORMAT: Final = 1
-_NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_NO_NAMES: Final = frozenset({"", ".", ".."})
+_T = TypeVar("_T")
+_Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # of a shard
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+# Whoever writes to a target could name files that are not for machines, or that are outside of it.
+_Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
 _MOST: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
 
 
-class Unit(NamedTuple):
+class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
     """The files of one server, or of nobody, which change together."""
 
     state: str  # the digest of what they were made of
-    files: Mapping[str, str]  # sha256 by path below the output directory
+    files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
     withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
 
 
@@ -64,7 +65,8 @@ class TargetHead:
     commit: str
     gitboot: str  # its version
     writer: str  # the process that writes there, by a number that it has drawn
-    shards: Mapping[str, str] = field(default_factory=dict)  # sha256 by number
+    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 by number
+    format: Literal[1] = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,54 +103,27 @@ def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, 
     )
 
 
+_parse_head: Final = json_decoder(TargetHead)
+_parse_units: Final = json_decoder(dict[str, Unit])
+_parse_unlisted: Final = json_decoder(frozenset[_Path])
+
+
 def render_head(head: TargetHead) -> bytes:
-    value = {
-        "commit": head.commit,
-        "format": _FORMAT,
-        "gitboot": head.gitboot,
-        "ledger": head.ledger,
-        "shards": dict(head.shards),
-        "writer": head.writer,
-    }
-    return canonical(value) + b"\n"
+    return canonical(msgspec.to_builtins(head)) + b"\n"
 
 
 def parse_head(data: bytes) -> TargetHead:
-    """What ``render_head`` wrote; ValueError for anything else."""
-    match _loaded(data):
-        case {
-            "commit": str(commit),
-            "format": int(format),
-            "gitboot": str(gitboot),
-            "ledger": str(ledger),
-            "shards": dict(shards),
-            "writer": str(writer),
-        } if format == _FORMAT and _are_digests(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
-            return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
-    raise ValueError(f"not what a target of format {_FORMAT} says of itself")
+    """Return what `render_head` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_head, data, "not what a target of format 1 says of itself")
 
 
 def render_units(shard: Shard) -> bytes:
-    value = {
-        server: {"state": unit.state, "files": dict(unit.files), **({"withheld": True} if unit.withheld else {})}
-        for server, unit in shard.items()
-    }
-    return canonical(value) + b"\n"
+    return canonical(msgspec.to_builtins(shard)) + b"\n"
 
 
 def parse_units(data: bytes) -> dict[str, Unit]:
-    """What ``render_units`` wrote; ValueError for anything else."""
-    units: dict[str, Unit] = {}
-    found = _loaded(data)
-    for server, each in found.items() if isinstance(found, dict) else [("", None)]:
-        match each:
-            case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(
-                files
-            ):
-                units[server] = Unit(state, files, more.get("withheld") is True)
-            case _:
-                raise ValueError("not a shard of a target")
-    return units
+    """Return what `render_units` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_units, data, "not a shard of a target")
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -156,33 +131,15 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
-    """What ``render_unlisted`` wrote; ValueError for anything else."""
-    found = _loaded(data)
-    if not isinstance(found, list) or not _are_paths(found):
-        raise ValueError("not a list of paths")
-    return frozenset(found)
+    """Return what `render_unlisted` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_unlisted, data, "not a list of paths")
 
 
-def _loaded(data: bytes) -> Any:
+def _parsed(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
     try:
-        return msgspec.json.decode(data)  # rejects lone surrogates, which no path has and no file can store
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-
-
-def _are_digests(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values)
-
-
-def _are_paths(values: Iterable[object]) -> bool:
-    """Return whether all are paths of files for machines: whoever writes to a target could name other files."""
-    return all(
-        isinstance(value, str)
-        and value.startswith(BOOT)
-        and "\0" not in value
-        and _NO_NAMES.isdisjoint(value.split("/"))
-        for value in values
-    )
+        return parse(data)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(fault) from error
 
 
 ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none
