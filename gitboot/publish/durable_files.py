@@ -112,7 +112,6 @@ class Disk:
             return False
 
     def close(self) -> None:
-        """Release the lock and everything else that is open."""
         self.folders.close()
         if self._lock is not None:
             os.close(self._lock)

@@ -186,11 +186,9 @@ class FolderMirror:
         return sorted(paths_in(str(self._folder)))
 
     def cached(self) -> Iterator[MirrorFinding]:
-        """A folder has no cache."""
         yield from ()
 
     def reads(self, _: str) -> bool:
-        """Return whether a path may be fetched: to read a file is no fetch."""
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
@@ -313,7 +311,6 @@ class WebMirror:
             return bytes(content), _said(answer)
 
     def reads(self, path: str) -> bool:
-        """Return whether a path may be fetched."""
         return self._reads_entries or not is_read_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
@@ -359,7 +356,6 @@ class WebMirror:
 
 
 def _said(answer: AnswerStream) -> MirrorAnswer:
-    """What the head of an answer says."""
     headers, length = answer.headers, answer.headers.get("Content-Length", "")
     dated = headers.get("Last-Modified")
     return MirrorAnswer(
@@ -444,8 +440,6 @@ class MirrorAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MirrorFinding:
-    """What is wrong with one path."""
-
     path: str
     fault: MirrorFault
     message: str

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from inspect import getsource
 from itertools import groupby, islice
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
-from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, expected
 from gitboot.publish.signed_list import list_version
@@ -44,8 +42,7 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publ
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.publish.targets.folder import RsyncStore
-    from gitboot.publish.targets.s3 import Bucket
+    pass
 
 
 ALL: Final = "all"
@@ -66,140 +63,93 @@ class Repair(NamedTuple):
     action: RepairAction
 
 
-class SingleFileStore(ABC):
-    """A store that reads and writes each file of a mirror by itself, by path below boot/.
+class MirrorStore:
+    """The files of a mirror that is a target, by path below boot/. An instance may write to it at the same time.
 
     Every method raises `PublishError`, and `HostUnreachable`.
     """
 
-    name: str  # of the mirror, in messages
-    records: FileStore | None = None  # where the records of a target are, if this is one
+    records: FileStore | None  # where the records of a target are, if this is one
 
-    @abstractmethod
+    def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
+        """``name`` is that of the mirror in messages, and ``below`` the folder of the store that machines read."""
+        self.name, self.records = name, store
+        self._store, self._below = store, below
+
     def names(self) -> Collection[str]:
-        """Return the paths of all files."""
+        return [path.removeprefix(self._below) for path in self._store.names(self._below)]
 
-    @abstractmethod
-    def read(self, path: str) -> StoredFile | None:
-        """Return a file, and what `replace` must find there; None if it is absent."""
-
-    @abstractmethod
-    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
-        """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
-
-    @abstractmethod
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
-        """Read files, and call ``take`` with each, in several threads at a time."""
-        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
-            list(pool.map(lambda path: take(path, self.read(path)), paths))
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
+        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+        below = self._below
+        self._store.get_each(
+            [below + path for path in paths], lambda path, found: take(path.removeprefix(below), found)
+        )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
+        """Write whole files, each in the place of the file with this version, or of an absent one if None.
 
-        Raises `Overtaken` if a file has another version by now.
+        Raises `Overtaken` if a file turns out to be another one.
         """
-        for path, (file, found) in files.items():
-            self.replace(path, file, found)
-
-    def remove_each(self, paths: Collection[str]) -> None:
-        for path in paths:
-            self.remove(path)
-
-
-class FolderStore(SingleFileStore):
-    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._disk = folder, Disk(folder, TreeModes.of_folder(folder.stat()))
-        self.name = str(folder)
-        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
-        above = folder.resolve().parent
-        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
-        if folder.resolve() == above / BOOT and may_have_records:
-            self.records = TargetFolder(above)
-
-    def close(self) -> None:
-        self._disk.close()
-        if isinstance(self.records, TargetFolder):
-            self.records.close()
-
-    def names(self) -> Collection[str]:
-        return FolderMirror(self._folder).names()
-
-    def read(self, path: str) -> StoredFile | None:
-        """Return a file. A symlink is none: `replace` puts a file in its place."""
-        at = self._folder / path
-        try:
-            return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise PublishError(f"{at} cannot be read: {error.strerror}") from error
-
-    def replace(self, path: str, file: TargetFile, _: str | None) -> None:
-        self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
-        self._disk.sync()
-        self._disk.place(path)
-        self._disk.sync()
-
-    def remove(self, path: str) -> None:
-        self._disk.remove(path)
-        self._disk.sync()
-
-
-class BucketStore(SingleFileStore):
-    """A target in a bucket, which an instance may write to at the same time."""
-
-    def __init__(self, name: str, bucket: Bucket) -> None:
-        self.name, self.records, self._bucket = name, bucket, bucket
-
-    def names(self) -> Collection[str]:
-        return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
-
-    def read(self, path: str) -> StoredFile | None:
-        return self._bucket.get(BOOT + path)
-
-    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
-        try:
-            if found is None:
-                self._bucket.create(BOOT + path, file.content)
-            else:
-                self._bucket.replace(BOOT + path, file.content, found)
-        except FileConflict:
-            raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
-
-    def remove(self, path: str) -> None:
-        self._bucket.remove([BOOT + path])
-
-
-class HostStore:
-    """A target on another host that rsync reaches. An instance may write to it at the same time."""
-
-    def __init__(self, name: str, store: RsyncStore) -> None:
-        self.name, self.records, self._store = name, store, store
-
-    def names(self) -> Collection[str]:
-        return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
-
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
-        self._store.get_each([BOOT + path for path in paths], lambda path, found: take(path.removeprefix(BOOT), found))
-
-    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files, and compare their checksums at the other host."""
-        right = {BOOT + path: file for path, (file, _) in files.items()}
+        right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
         sent = {path: Listed(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 
     def remove_each(self, paths: Collection[str]) -> None:
-        self._store.remove(BOOT + path for path in paths)
+        self._store.remove(self._below + path for path in paths)
 
 
-MirrorStore = SingleFileStore | HostStore
+class FolderStore(MirrorStore):
+    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, TargetFolder(folder)
+        super().__init__(str(folder), self._files, "")
+        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
+        above = folder.resolve().parent
+        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
+        is_boot = folder.resolve() == above / BOOT
+        self._above = TargetFolder(above) if is_boot and may_have_records else None
+        self.records = self._above
+
+    def close(self) -> None:
+        self._files.close()
+        if self._above is not None:
+            self._above.close()
+
+    def names(self) -> Collection[str]:
+        return FolderMirror(self._folder).names()
+
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
+        """Read files. A symlink is none: `replace_each` puts a file in its place."""
+
+        def read(path: str) -> StoredFile | None:
+            at = self._folder / path
+            try:
+                return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as error:
+                raise PublishError(f"{at} cannot be read: {error.strerror}") from error
+
+        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
+            list(pool.map(lambda path: take(path, read(path)), paths))
+
+
+class BucketStore(MirrorStore):
+    """A target in a bucket, whose objects have versions."""
+
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
+        for path, (file, version) in files.items():
+            try:
+                if version is None:
+                    self._store.create(self._below + path, file.content)
+                else:
+                    self._store.replace(self._below + path, file.content, version)
+            except FileConflict:
+                raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +198,6 @@ class _Attempt:
     """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
-        """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _state_of(root), clock()
         if self._published.manifest is None:
@@ -438,7 +387,6 @@ class MirrorRecords:
     """The records in a store: those of a target, those of OUTPUT if all of it was copied, or none."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
-        """``ledger`` is that of the tree."""
         self._name, self._store, self._ledger = name, store, ledger
         self._copied: bytes | None = None  # the head of a copied OUTPUT
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")

@@ -179,8 +179,6 @@ def decide(
 
 
 class _Decision:
-    """Changes in the making."""
-
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
         self._disk, self._tree, self._named, self._wanted = disk, tree, named, wanted
         self.changes = TreeChanges(at=at)
@@ -503,7 +501,6 @@ class WindowEnds:
 
     @property
     def next_end(self) -> datetime | None:
-        """Return when the next known window ends."""
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
@@ -563,8 +560,6 @@ class WindowEnds:
 
 
 class _Reading(NamedTuple):
-    """A time at which all states of a tree were read."""
-
     version: tuple[int, ...] | None  # of the folder of states, before it was read
     ended_s: float  # of the monotonic clock
     took_s: float

@@ -70,8 +70,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A file that is not what the manifest lists."""
-
     path: str
     expected: str
     found: str
@@ -112,7 +110,6 @@ class Tree:
                 yield from sorted((self._part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
 
     def node(self, node: str) -> Digests:
-        """The digests of a node's leaves."""
         return self._digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
     def leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
@@ -514,8 +511,6 @@ def folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
 
 
 class Stopped(NamedTuple):
-    """What is stopped, and since when."""
-
     stoppage: Stoppage
     at: datetime
 
@@ -543,7 +538,6 @@ class Words:
 
     @property
     def now(self) -> Stopped | None:
-        """The word that stops most; None: nothing is stopped. One that cannot be read stops what writes disks."""
         found = [each for each in map(self._look, self._paths) if each is not None]
         return max(found, key=lambda each: each.stoppage.everything, default=None)
 

@@ -67,7 +67,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(output: Path, tmp_path: Path) -> Path:
-    """A copy of boot/, with its times."""
     return shutil.copytree(output / "boot", tmp_path / "boot")
 
 
@@ -177,7 +176,6 @@ def verify(typed: Callable[..., tuple[int, str, str]], output: Path) -> Verify:
 
 
 def date(path: Path, seconds: int) -> None:
-    """Let a file be so much newer."""
     at = path.stat().st_mtime + seconds
     os.utime(path, (at, at))
 
@@ -389,7 +387,6 @@ DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+",
 
 @pytest.fixture
 def source(output: Path, tmp_path: Path) -> Iterator[str]:
-    """The published tree behind an rsync daemon, as the page says, but as the user of the test."""
     port, rsync = free_port(), program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
     (timestamp := output / "boot/signed/timestamp.json").write_text("{}\n")

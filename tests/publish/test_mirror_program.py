@@ -54,15 +54,12 @@ def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> SignedSite:
-    """A published tree of a window that is open, and its keys."""
     found = SignedSite(tmp_path / "publisher")
     found.publish(window(), INSIDE)
     return found
 
 
 class MirrorHost:
-    """A host with the program, the public key, and a folder that a web server serves."""
-
     def __init__(self, folder: Path, publisher: SignedSite) -> None:
         folder.mkdir()
         self.folder, self.served = folder, folder / "boot"
@@ -105,7 +102,6 @@ def host(publisher: SignedSite, tmp_path: Path) -> MirrorHost:
 
 
 def script(now: datetime, path: str = ENTRY) -> bytes:
-    """What a path is at a time."""
     return planned(*ALWAYS, REPAIR, now=now).boot_files[path].content
 
 
@@ -509,7 +505,6 @@ def _edited(publisher: SignedSite) -> None:
 
 
 def _added(publisher: SignedSite) -> None:
-    """A boot script that the list does not name."""
     (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
     (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
 
@@ -657,7 +652,6 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
 
 
 def _chained(name: str) -> Fleet:
-    """A fleet whose boot scripts name one content."""
     fleet, servers = window(), {}
     for server, state in fleet.servers.items():
         files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}

@@ -79,13 +79,11 @@ def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffe
 
 
 def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> Published:
-    """What a publication would do."""
     looked = Looked(root, ledger="ours", heir_of=None)
     return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
 
 
 def on_disk(root: Path) -> dict[str, bytes]:
-    """The files that stand in a tree, without what is written about it."""
     return {
         path: content
         for path, content in everything(root).items()
@@ -102,7 +100,6 @@ def contents(files: Files) -> dict[str, bytes]:
 
 
 def states(root: Path) -> dict[str, tuple[int, int]]:
-    """Whatever stands there, with what would change if it were written again."""
     return {
         str(path.relative_to(root)): (found.st_ino, found.st_mtime_ns)
         for path in root.rglob("*")
@@ -729,7 +726,6 @@ def test_a_damaged_manifest_is_named_and_nothing_is_touched(
 
 
 def publish_as_0_1_0(root: Path, files: Files) -> None:
-    """A tree as gitboot 0.1.0 left it."""
     shards: dict[str, dict[str, object]] = {}
     for path, file in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)

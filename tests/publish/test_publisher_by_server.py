@@ -39,7 +39,6 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
 
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here."""
     monkeypatch.setattr(Disk, "sync", lambda disk: None)
 
 
@@ -48,7 +47,6 @@ def mac(number: int) -> str:
 
 
 def one(name: str, address: str, *, text: str = "1", content: str = "") -> Files:
-    """A server with one entry, and content of its own or of others."""
     data = (content or f"user data {text} of {name}").encode()
     return server_files(
         name,

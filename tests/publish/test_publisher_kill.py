@@ -79,7 +79,6 @@ def publish(directory: Directory, version: int, servers: int = 1) -> None:
 
 
 def everything(root: Path) -> dict[str, bytes]:
-    """The content of each file, and nothing for each folder that is empty."""
     found = {}
     for folder, folders, names in os.walk(root):
         below = folder[len(str(root)) + 1 :]
@@ -162,14 +161,12 @@ class Killed:
         )
 
     def start(self, **how: int) -> int:
-        """Fork a publisher; return its process id."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(how) + "\n")
         self._process.stdin.flush()
         return self._read()
 
     def status(self) -> int:
-        """How the publisher ended: the signal, negative, or its exit code."""
         return self._read()
 
     def _read(self) -> int:
@@ -246,7 +243,6 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
 
 
 def fleet_of(script: bytes, servers: Iterable[int]) -> dict[str, File]:
-    """Return a tree with this first script, and by it this unknown one, and the boot scripts of these servers."""
     macs = [f"52-54-00-00-00-{number:02x}" for number in servers]
     kinds = (IPXE_BY_MAC, GRUB_LOOKUP, NETBOOT_XYZ, PXELINUX)
     entries = {kind.of(mac): File(mac.encode()) for kind in kinds for mac in macs}
@@ -358,8 +354,6 @@ def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
 
 
 def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
-    """It ends at that call, as a process that is killed."""
-
     def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
         if number == at:
             raise KeyboardInterrupt
@@ -379,7 +373,6 @@ def killing_at_change(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
 
 
 def is_change(name: str, args: tuple[Any, ...]) -> bool:
-    """Return whether a call changes what is on the disk."""
     return name in CHANGING or (name == "open" and bool(args[1] & os.O_CREAT))
 
 
@@ -475,7 +468,6 @@ def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[
 
 
 def put(root: Path, stands: Mapping[str, bytes]) -> None:
-    """What stands, but for folders that are empty."""
     for path, content in stands.items():
         if not path.endswith("/"):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -562,7 +554,6 @@ MACS = ("52-54-00-00-00-01", "52-54-00-00-00-02", "52-54-00-00-00-03")
 
 
 def named(*macs: str) -> dict[str, Files]:
-    """Servers a, b and so on, each with a MAC address; "": there is none of that name."""
     entries = {name: f"boot/v1/boot/{mac}/boot.ipxe" for name, mac in zip("abc", macs, strict=False) if mac}
     return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
 
@@ -669,7 +660,6 @@ def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(
 
 
 def naming(content: str) -> dict[str, File]:
-    """What names content, and that."""
     path = f"boot/o/{sha256(content.encode()).hexdigest()}/user-data"
     return {path: File(content.encode())}
 

@@ -91,7 +91,6 @@ def read(tmp_path: Path, keys: Path) -> Read:
 
 @contextmanager
 def published(root: Path) -> Iterator[Directory]:
-    """Open a tree, and publish three servers and the shared files."""
     with Directory.open(root, ledger="ours") as opened:
         publish(opened, {name: server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
         yield opened
@@ -312,7 +311,6 @@ def test_a_clock_that_was_ahead_leaves_no_list_that_is_valid_for_too_long_and_no
 
 
 def in_use(root: Path) -> list[str]:
-    """The names of the metadata that the timestamp leads to."""
     named = json.loads((root / SIGNED / "timestamp.json").read_bytes())["signed"]["meta"]["snapshot.json"]
     snapshot = f"{named['version']}.snapshot.json"
     meta = json.loads((root / SIGNED / snapshot).read_bytes())["signed"]["meta"]

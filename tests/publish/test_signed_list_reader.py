@@ -96,7 +96,6 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 
 def _is_right(key: bytes, message: bytes, signature: bytes) -> bool:
-    """What OpenSSL finds."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -396,7 +395,6 @@ def test_a_list_that_is_replaced_while_it_is_read_is_read_again() -> None:
 
 
 def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
-    """Whether python-tuf's client finds every listing."""
     write_list(folder, files)
     updater = client(folder / "signed", root, folder / "cache")
     try:

@@ -31,7 +31,6 @@ def here(tmp_path: Path) -> Site:
 
 
 def ended(here: Site, now: datetime) -> tuple[str, ...]:
-    """The servers whose windows a process ends that knows nothing of the tree."""
     return end_windows(here.root, WindowEnds(), now).servers
 
 
@@ -152,7 +151,6 @@ def frozen() -> Callable[[], float]:
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are read from now on."""
     found: list[str] = []
     read = Disk.read
 

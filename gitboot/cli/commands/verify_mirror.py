@@ -27,7 +27,7 @@ from gitboot.publish.mirror_comparison import (
     compared,
     expected,
 )
-from gitboot.publish.mirror_repair import BucketStore, FolderStore, HostStore, MirrorStore, mirror_files, repair
+from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, mirror_files, repair
 from gitboot.publish.signed_list_check import compare_with_list, facts_of, signature_of
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.publish.targets.folder import RsyncStore
@@ -222,7 +222,7 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
 
         return BucketStore(address.name, Bucket(address, key))
 
-    return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
+    return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 
 
 def _folder(mirror: str) -> Path:

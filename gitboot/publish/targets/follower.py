@@ -83,7 +83,6 @@ class Follower:
 
     @property
     def following(self) -> Following:
-        """How it fares."""
         return self._following
 
     def start(self) -> None:
@@ -168,7 +167,6 @@ class Follower:
         return _PERIOD_S, 0
 
     def _bring_up(self) -> Glance | None:
-        """Make steps until the target holds all that is published."""
         glance = self._tree.look()
         while glance is not None and not self._ending:
             if self._held is None:
@@ -215,26 +213,21 @@ class Followers:
 
     @property
     def following(self) -> tuple[Following, ...]:
-        """How each fares, in the order of the settings."""
         return tuple(each.following for each in self._followers)
 
     def publish(self) -> None:
-        """Have all of them brought up to what was just published."""
         for each in self._followers:
             each.publish()
 
     def turn(self, at: datetime) -> None:
-        """Have all of them brought up to a transition at ``at``, which was just published."""
         for each in self._followers:
             each.turn(at)
 
     def retry_now(self) -> None:
-        """Let the next try of each target be now."""
         for each in self._followers:
             each.retry_now()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all of them are, or for so long."""
         until = time.monotonic() + timeout_s
         for each in self._followers:
             each.wait(max(until - time.monotonic(), 0))
@@ -282,7 +275,6 @@ class BranchAddress:
 
     @property
     def name(self) -> str:
-        """What people are told it is."""
         return f"{_GIT}{self.url}#{self.branch}"
 
     @property
@@ -305,20 +297,16 @@ class BucketAddress:
 
     @property
     def name(self) -> str:
-        """What people are told it is."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FolderAddress:
-    """A folder of this machine that belongs to one instance."""
-
     folder: Path  # absolute
     serves: str | None = None  # the base URL that machines use for it; None: unknown
 
     @property
     def name(self) -> str:
-        """The name of the target in messages."""
         return str(self.folder)
 
 
@@ -338,7 +326,6 @@ class RsyncAddress:
 
     @property
     def name(self) -> str:
-        """The name of the target in messages."""
         user = f"{self.user}@" if self.user else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = f":{self.port}" if self.port is not None else ""

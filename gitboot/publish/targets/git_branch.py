@@ -53,7 +53,6 @@ class BranchTarget:
         self._uncommitted: dict[str, bytes] = {}  # shards by number, of steps that changed no file
 
     def load(self) -> Holding:
-        """What the branch holds. Raises `ForeignTree`, `PublishError`, and what fetching raises."""
         if self._follows_default and self._branch.is_default():
             raise UsageError(f"{self._name} is the branch that this instance follows; name another")
         self._uncommitted = {}
@@ -77,7 +76,6 @@ class BranchTarget:
         return held(replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """A shard as it lies there, or will with the next commit."""
         if (digest := head.shards.get(number)) is None:
             return {}
         data = self._uncommitted.get(number) or self._read(_shard_path(number))

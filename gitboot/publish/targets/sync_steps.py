@@ -151,15 +151,11 @@ class FileConflict(Exception):
 
 
 class StoredFile(NamedTuple):
-    """A file that a store has."""
-
     content: bytes
     version: str | None  # what `replace` compares; None: the store has no versions
 
 
 class TargetFile(NamedTuple):
-    """A file to be written."""
-
     content: bytes
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
@@ -300,7 +296,6 @@ class FollowedTree:
             raise
 
     def stands(self, path: str) -> bool:
-        """Whether a file is published there, by whomever."""
         return (self._root / path).is_file()
 
     def _part(self, path: str, digest: str) -> bytes:
@@ -407,7 +402,6 @@ def outdated(glance: Glance, held: Holding) -> set[str]:
 
 
 def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
-    """Return the paths that the target has of these servers."""
     numbers = {number_of(server) for server in servers}
     found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
     return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
@@ -490,7 +484,6 @@ class StoreTarget:
         )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """Return a shard as the target has it; an empty one if the head has none."""
         if (digest := head.shards.get(number)) is None:
             return {}
         return self._verified_shard(digest, self._open().get(_shard_path(digest)))

@@ -43,8 +43,6 @@ ENTRIES = [ENTRY.format(number) for number in range(3)]
 
 
 class Site:
-    """A published directory, and a folder that follows it."""
-
     most = 2  # servers in one step
 
     def __init__(self, root: Path, folder: Path, *, ledger: str = "ours") -> None:
@@ -90,11 +88,9 @@ class Site:
                 directory.update_list(None, at)
 
     def follow(self) -> int:
-        """Bring the target up; return in how many steps."""
         return bring_up(self.target, self.tree)
 
     def bring(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
-        """Publish, and bring the target up; return in how many steps."""
         self.publish(version, servers, script)
         return self.follow()
 
@@ -126,7 +122,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @contextmanager
 def calling(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
-    """Let something happen at each call by which a folder is read or written."""
     with happening(happen) as os_, pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder_module, "os", os_)
         yield os_

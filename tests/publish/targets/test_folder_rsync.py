@@ -85,7 +85,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def folder(hosts: dict[str, str]) -> Path:
-    """The folder, empty."""
     folder = Path(hosts["folder"])
     shutil.rmtree(folder)
     folder.mkdir()
@@ -374,7 +373,6 @@ def test_finding_m6_another_host_is_repaired_only_from_the_tree_of_its_own_ledge
 
 
 def _verified(folder: Path, root: Path) -> list[str]:
-    """Compare the folder of a target with the tree, and return what is wrong."""
     done = captured("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
     return [each["path"] for each in json.loads(done.stdout)["items"]]
 

@@ -94,13 +94,10 @@ def bucket(store: Store) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that fail are not tried again: the next try is the target's own."""
     monkeypatch.setattr(bucket_module, "_RETRIES", 0)
 
 
 class Site:
-    """A published directory, and what follows it into one bucket."""
-
     def __init__(self, root: Path, url: str, bucket: str, *, ledger: str = "ours", heir_of: str | None = None) -> None:
         self.root, self.url, self.bucket, self.ledger, self.heir_of = root, url, bucket, ledger, heir_of
         self.tree = FollowedTree(root)
@@ -124,11 +121,9 @@ class Site:
             directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
     def follow(self) -> int:
-        """Bring the target up; return in how many steps."""
         return bring_up(self.target, self.tree)
 
     def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> int:
-        """Publish, and bring the target up; return in how many steps."""
         self.publish(files, at, commit)
         return self.follow()
 
@@ -600,7 +595,6 @@ def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_nam
 
 
 def refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient], None]:
-    """Return a function that refuses a request as S3 does."""
     message = "<Message>Words of the store, which are long enough to be cut off before the cause.</Message>"
     body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{message * 2}{more}</Error>'.encode()
 
@@ -612,7 +606,6 @@ def refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient],
 
 
 def errors_of_requests(answer: Callable[[StrangeClient], None]) -> list[GitbootError]:
-    """Return the error that each kind of request to such a store ends with."""
     with strange_server(answer) as server:
         bucket = strange_bucket(server.url)
         return [
@@ -667,7 +660,6 @@ def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_ti
 
 
 def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
-    """Write a certificate of this host that is valid between two times; return a server's context that shows it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
     builder = x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=key.public_key())
