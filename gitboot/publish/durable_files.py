@@ -149,6 +149,13 @@ class Disk:
         except FileNotFoundError:
             return None
 
+    def has_file(self, path: str) -> bool:
+        """Return whether a file stands at ``path``, and no symlink leads there."""
+        try:
+            return is_file(self.look(path))
+        except InTheWay:
+            return False
+
     def size(self, path: str) -> int | None:
         """The size of the file at ``path``, quickly: on the way there it follows symlinks."""
         try:

@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from gitboot import __version__
@@ -40,12 +40,14 @@ from gitboot.render.paths import (
     kind_of,
 )
 
+T = TypeVar("T")
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_GONE: Final = (404, 410)
 _LATER: Final = "it counts at another time"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
@@ -152,11 +154,16 @@ def _judged(
         sizes = {each.size_bytes for each in file.versions}
         return judge(file, mirror.read(file.path, sizes or {0}))
 
-    left = iter(files)
-    while batch := list(islice(left, _BATCH)):
+    for batch in batches(files, _BATCH):
         for file, judged in zip(batch, pool.map(look, batch), strict=True):
             done(1)
             yield file, judged
+
+
+def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    left = iter(items)
+    while batch := list(islice(left, most)):
+        yield batch
 
 
 def sorted_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
@@ -212,13 +219,11 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
-            if path.startswith(SIGNED):
-                may_lie_there = True
-            elif self._boot is not None:
+            if self._boot is not None:
                 may_lie_there = (self._boot / path).exists()
             else:
                 may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
-            if not may_lie_there:
+            if not may_lie_there and not path.startswith(SIGNED):
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
             elif (named := artifact_digest(path)) is not None:
                 answer = self.read(path)
@@ -510,20 +515,11 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
     elif answer.status != 200:
         yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
-    else:
-        yield from _of_content(file, version, answer)
-        yield from _of_headers(file, answer)
-
-
-_GONE: Final = (404, 410)
-
-
-def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    if answer.trouble or answer.status != 200:
+        return
+    is_fixed = is_immutable(BOOT + file.path)
     is_older = (
-        answer.modified is not None
-        and file.modified is not None
-        and answer.modified < file.modified
-        and not is_immutable(BOOT + file.path)
+        answer.modified is not None and file.modified is not None and answer.modified < file.modified and not is_fixed
     )
     differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
@@ -534,18 +530,15 @@ def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) ->
         yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
-
-
-def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     wanted = content_type_of(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
-    if answer.age_s > 0 and not is_immutable(BOOT + file.path):
+    if answer.age_s > 0 and not is_fixed:
         yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
     if answer.size is None:
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
-    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and may_be_kept(answer.cache_control):
+    if answer.cache_control is not None and not is_fixed and may_be_kept(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from inspect import getsource
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,7 +19,7 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, expected
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, batches, expected
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
@@ -265,14 +265,14 @@ class _Attempt:
         # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
-            for some in _batches(stage):
+            for some in batches(stage, _BATCH):
                 right = {path: _right_file(self._root, files[path]) for path in some}
                 gone += [path for path, file in right.items() if file is None]
                 placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
                 self._check()
                 repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
                 store.replace_each(placed)
-        for some in _batches(gone):
+        for some in batches(gone, _BATCH):
             self._check()
             repairs |= dict.fromkeys(some, RepairAction.REMOVED)
             store.remove_each(some)
@@ -294,12 +294,6 @@ class _Attempt:
             raise Overtaken(f"{self._root} was published to meanwhile")
         if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
-
-
-def _batches(paths: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(paths)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
 
 
 def _stage(path: str) -> tuple[int, int]:

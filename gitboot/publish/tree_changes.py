@@ -296,7 +296,7 @@ class _Decision:
 
     def withdraw(self) -> None:
         for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
-            if not _is_file_at(self._disk, path):
+            if not self._disk.has_file(path):
                 continue
             if not is_content(path):
                 self.changes.withdrawn.append(path)
@@ -319,7 +319,7 @@ class _Decision:
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
         left = self._left_over(over) - retired
-        self.changes.expired = sorted(path for path in left if _is_file_at(self._disk, path))
+        self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
 
     # The index
 
@@ -348,13 +348,6 @@ class _Decision:
 
 def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
     return (path for path in before if path not in now and is_content(path))
-
-
-def _is_file_at(disk: Disk, path: str) -> bool:
-    try:
-        return is_file(disk.look(path))
-    except InTheWay:
-        return False
 
 
 Shards = dict[str, Shard]  # by path

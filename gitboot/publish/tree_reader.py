@@ -14,7 +14,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
-from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
+from gitboot.publish.durable_files import Disk, split
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -287,11 +287,7 @@ def _compare(path: str, expected: str, content: bytes | None) -> Difference | No
 
 
 def _content(disk: Disk, path: str) -> bytes | None:
-    """The content of a file; None if there is none, or something else."""
-    try:
-        return disk.read(path) if is_file(disk.look(path)) else None
-    except InTheWay:
-        return None
+    return disk.read(path) if disk.has_file(path) else None
 
 
 def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
@@ -468,14 +464,14 @@ def suspects(root: Path) -> Iterator[str | None]:
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         shards: dict[str, Shard | None] = {}
-        if any(not _stands(disk, path, each) for path, each in tree.shared().items()):
+        if any(disk.size(path) != each.size for path, each in tree.shared().items()):
             yield ALL
         for server, digest in tree.servers():
             state = None
             with suppress(PublishError, ValueError):
                 data = disk.read(state_path(server))
                 state = parse(data) if data is not None and digest_of(data) == digest else None
-            if state is None or any(not _stands(disk, path, each) for path, each in state.files.items()):
+            if state is None or any(disk.size(path) != each.size for path, each in state.files.items()):
                 yield server
             else:
                 yield _missing_in(disk, shards, state)
@@ -490,10 +486,6 @@ def _missing_in(disk: Disk, shards: dict[str, Shard | None], state: PublishedSer
         if shard is None or state.server not in shard.get(identity, ()):
             return ALL if shard is None else state.server
     return None
-
-
-def _stands(disk: Disk, path: str, listed: Listed) -> bool:
-    return disk.size(path) == listed.size
 
 
 def _shard(disk: Disk, path: str) -> Shard | None:

@@ -262,16 +262,22 @@ _EXPECTED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BranchAddress:
-    """A branch of a Git repository that belongs to one instance."""
+class _Address:
+    """The settings of a target that belongs to one instance. Each kind of target has some of them."""
 
-    url: str
-    branch: str
-    credentials: Path | None = None  # a directory with username and password
+    credentials: Path | None = None  # a directory with username and password; of a bucket: key id and key
     ssh_key: Path | None = None
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
     serves: str | None = None  # the base URL under which machines find it; None: nobody says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchAddress(_Address):
+    """A branch of a Git repository."""
+
+    url: str
+    branch: str
 
     @property
     def name(self) -> str:
@@ -283,17 +289,14 @@ class BranchAddress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketAddress:
-    """A bucket of an S3-compatible store, and the prefix in it that belongs to one instance."""
+class BucketAddress(_Address):
+    """A bucket of an S3-compatible store, and the prefix in it. Without credentials, the environment has the key."""
 
     bucket: str
     prefix: str = ""  # without slashes around it
     endpoint: str | None = None  # None: AWS's own, by region
     region: str = "us-east-1"
     path_style: bool = False  # the bucket in the path of URLs, not in the host's name
-    credentials: Path | None = None  # a directory with username and password: key id and key; None: the environment's
-    ca_bundle: Path | None = None
-    serves: str | None = None
 
     @property
     def name(self) -> str:
@@ -301,9 +304,10 @@ class BucketAddress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FolderAddress:
+class FolderAddress(_Address):
+    """A folder of this machine."""
+
     folder: Path  # absolute
-    serves: str | None = None  # the base URL that machines use for it; None: unknown
 
     @property
     def name(self) -> str:
@@ -311,18 +315,14 @@ class FolderAddress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RsyncAddress:
-    """A folder of another host that belongs to one instance, and that rsync reaches by ssh or by its daemon."""
+class RsyncAddress(_Address):
+    """A folder of another host, which rsync reaches by ssh or by its daemon."""
 
     host: str
     path: str  # absolute, without a slash at its end; of a daemon: the module, and a folder in it
     user: str | None = None
     port: int | None = None  # None: the protocol's own
     is_daemon: bool = False  # rsync://; else by ssh
-    credentials: Path | None = None  # for a daemon: a directory with username and password
-    ssh_key: Path | None = None
-    known_hosts: Path | None = None
-    serves: str | None = None
 
     @property
     def name(self) -> str:
