@@ -31,7 +31,7 @@ from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
-from tests.helpers.published_trees import owner, publish_files, server_files, split
+from tests.helpers.published_trees import owner, publish_files, server_files, split, watched
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -75,27 +75,6 @@ def root(tmp_path: Path) -> Path:
 def directory(root: Path) -> Iterator[Directory]:
     with Directory.open(root, ledger="ours") as directory:
         yield directory
-
-
-def watched(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
-    """Return the paths for which the publisher calls these methods of its disk from now on; "-path": a file goes."""
-    paths: list[str] = []
-
-    def watch(name: str) -> None:
-        act = getattr(Disk, name)
-
-        def watched_act(disk: Disk, path: str, *args: Any) -> Any:
-            if name != "remove":
-                paths.append(path)
-            elif (disk.root / path).exists():
-                paths.append(f"-{path}")
-            return act(disk, path, *args)
-
-        monkeypatch.setattr(Disk, name, watched_act)
-
-    for name in methods:
-        watch(name)
-    return paths
 
 
 def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
