@@ -18,9 +18,8 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.instance_in_process import in_process
-from tests.helpers.running_instance import Repository, git
+from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.publish.test_publisher_kill import ran_until
 
 
 def documents(image_name: str) -> dict[str, str]:
