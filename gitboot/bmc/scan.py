@@ -199,7 +199,7 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
     """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in described:
-        said = _described(machine)
+        said = Described.by(machine.uuid, machine.serial, machine.bmc)
         orders = (order.upper() for uuid in said.uuids for order in byte_orders(uuid))
         for value in {*orders, *(each.upper() for each in said.serials)}:
             index.setdefault(value, []).append(machine)
@@ -207,15 +207,9 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
         shown = each.shown
         values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
         for machine in (machine for value in values for machine in index.get(value, ())):
-            if isinstance(identify(_described(machine), shown), Same):
+            if isinstance(identify(Described.by(machine.uuid, machine.serial, machine.bmc), shown), Same):
                 yield each, machine
                 break
-
-
-def _described(machine: Machine) -> Described:
-    if machine.bmc is None:
-        return Described(uuid=machine.uuid, serial=machine.serial)
-    return Described.by(machine.uuid, machine.serial, machine.bmc)
 
 
 def _of_found(

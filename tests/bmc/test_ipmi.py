@@ -38,7 +38,7 @@ from gitboot.bmc.power_steps import (
     Manner,
     NotSwitched,
     PowerAction,
-    Send,
+    ResetType,
     Switching,
     SwitchRecord,
     SwitchState,
@@ -185,9 +185,9 @@ def test_power_as_the_standard_has_it(
     """IPMI 2.0, table 28-4."""
     seen = bmc.observe()
     step = next_power(PowerAction(action), seen, Same(), force=force)
-    assert isinstance(step, Send)
+    assert isinstance(step, ResetType)
     machine.controls.clear()
-    bmc.reset(step.type, seen)
+    bmc.reset(step, seen)
     assert machine.controls == [control]
 
 
