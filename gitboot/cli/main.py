@@ -226,7 +226,7 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.configuration_file import name_source  # only here: it takes its time
+        from gitboot.cli.options import name_source  # only here: it takes its time
 
         name_source(error)
         _with_replacement(error).show()

@@ -13,8 +13,8 @@ import pytest
 
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import OperatorCondition
-from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
+from gitboot.cli.options import Setting
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
 from gitboot.status.conditions import ANY, BMC, CONDITIONS, remedy, with_state
