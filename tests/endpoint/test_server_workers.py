@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.server import WorkerLimits, Workers, listen_at
+from gitboot.status.instance_status import Endpoints
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.endpoints import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 from tests.helpers.fleets import SEED, policy, server
@@ -144,27 +146,49 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
         eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")
 
 
+# Shows life ten times a second at the pipe of the last argument, and leaves its process id in the folder of the first.
+LIVELY = """
+import os, pathlib, sys, time
+while True:
+    os.write(int(sys.argv[-1]), b".")
+    pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+    time.sleep(0.1)
+"""
+
+
 def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
-    repository: Repository, tmp_path: Path
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with running(repository.bare, tmp_path, "--workers", "2", records="fresh") as instance:
+    changes: list[Endpoints] = []
 
-        def serving() -> str:  # as it is written: who asks an endpoint may come to the stopped one
-            status = json.loads((tmp_path / "state" / "status.json").read_bytes())
-            (found,) = [each for each in status["conditions"] if each["type"] == "Serving"]
-            return f"{found['status']} {found['reason']}: {found['message']}"
+    def note_change() -> None:
+        changes.append(workers.counted())
 
-        eventually(lambda: serving() == "True Running: 2 of 2 endpoints running")
-        stopped, other = workers_of(instance.process.pid)
+    limits = WorkerLimits(silent_s=2, hung_s=5)
+    command = [sys.executable, "-c", LIVELY, str(tmp_path)]
+    workers = Workers(command, listen_at("127.0.0.1:0"), 2, note_change, limits=limits)
+    with workers:
+        stopped, other = eventually(lambda: len(pids := [int(each.name) for each in tmp_path.iterdir()]) == 2 and pids)
         os.kill(stopped, signal.SIGSTOP)
-        told = eventually(lambda: [each for each in instance.events if each["type"] == "EndpointNotResponding"])
-        assert told[0]["message"] == "1 of 2 endpoints running, 1 not responding"
-        eventually(lambda: serving() == "True Running: 2 of 2 endpoints running, 1 restart since the start")
+        eventually(lambda: changes[-1] == Endpoints(wanted=2, alive=2, restarts=1))
+        assert Endpoints(wanted=2, alive=1, restarts=0, hung=1) in changes
         assert is_gone(stopped)
-        assert other in workers_of(instance.process.pid)
-        for _ in range(8):  # each by a connection of its own
-            assert answers(instance.url) == 200
-        assert [each for each in instance.events if "has not responded for 30 s" in str(each.get("message"))]
+        assert not is_gone(other)
+    assert f"endpoint process {stopped} has not responded for 5 s: replaced" in caplog.text
+
+
+def test_an_endpoint_shows_life_again_and_again(tree: Site) -> None:
+    reading, writing = os.pipe()
+    with listen_at("127.0.0.1:0") as listening:
+        options = ("--fd", str(listening.fileno()), "--life-fd", str(writing), "--parent", str(os.getpid()))
+        command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tree.root), *options]
+        with subprocess.Popen(command, pass_fds=(listening.fileno(), writing)) as process:
+            os.close(writing)
+            try:
+                assert [os.read(reading, 1) for _ in range(2)] == [b".", b"."]
+            finally:
+                process.kill()
+    os.close(reading)
 
 
 def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_say_that_all_is_well(
