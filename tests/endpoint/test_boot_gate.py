@@ -35,7 +35,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import fill, small_disk
