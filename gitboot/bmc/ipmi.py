@@ -133,7 +133,6 @@ class IpmiConnection:
         return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
 
     def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
-        """Send requests one after the other in one session, and return the outcome of each."""
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
         ended = self._run(("exec", "/dev/stdin"), script)
         lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
@@ -153,7 +152,6 @@ class IpmiConnection:
         return outcomes
 
     def _run(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
-        """Run a command in a session, by the best suite that the BMC takes."""
         said = ""
         for suite in (self._suite,) if self._suite is not None else _SUITES:
             ended = self._started(command, script, suite)

@@ -210,7 +210,6 @@ def _held_back(
 def _ask(
     wanted: Switching, record: SwitchRecord | None, observed: Observed, at: datetime, types: Iterable[ResetType]
 ) -> SwitchStep:
-    """Ask for the first of some types that the BMC allows."""
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:

@@ -108,21 +108,20 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
             if not is_redfish:
                 return Probe(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-            found = (_read_server(address, bmc.read(path), bmc, alone=len(systems) == 1) for path in systems)
-            return Probe(address=address, found=tuple(found))
+            found = tuple(
+                found_server(
+                    address,
+                    system,
+                    alone=len(systems) == 1,
+                    nics=_all(bmc, system.link("EthernetInterfaces")),
+                    manager=_perhaps(bmc, manager_path(system.body)),
+                    processor=next(_all(bmc, system.link("Processors")), None),
+                )
+                for system in map(bmc.read, systems)
+            )
+            return Probe(address=address, found=found)
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, why_not=str(error))
-
-
-def _read_server(address: str, system: Resource, bmc: BmcConnection, *, alone: bool) -> FoundServer:
-    return found_server(
-        address,
-        system,
-        alone=alone,
-        nics=_all(bmc, system.link("EthernetInterfaces")),
-        manager=_perhaps(bmc, manager_path(system.body)),
-        processor=next(_all(bmc, system.link("Processors")), None),
-    )
 
 
 def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
@@ -380,7 +379,6 @@ def document_for(found: FoundServer, name: str, credentials: str, *, verify: boo
 
 
 def _quoted(text: str) -> str:
-    """Return a scalar that YAML reads as this text, whatever is in it."""
     return json.dumps(text, ensure_ascii=False)
 
 

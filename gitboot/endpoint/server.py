@@ -102,7 +102,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self._encrypted is not None:
             self._letting_in = asyncio.create_task(
-                self._encrypted.let_in(self._connection, self.server_state.connections)
+                self._encrypted.let_in(
+                    lambda: Connection(self.config, self.server_state, self.lifespan.state),
+                    self.server_state.connections,
+                )
             )
 
     async def on_tick(self, counter: int) -> bool:
@@ -123,9 +126,6 @@ class _Server(uvicorn.Server):
         if self._letting_in is not None:
             self._letting_in.cancel()
         await super().shutdown(sockets)
-
-    def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
 
 
 def listen_at(where: str) -> socket.socket:

@@ -297,7 +297,6 @@ class BmcConnection:
 
 
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-    """Return the error of gitboot for what came instead of an answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -323,7 +322,6 @@ def _resource(response: Response) -> Resource:
 
 
 def _reason(error: exceptions.HTTPError) -> str:
-    """Return why a BMC refused a request, in its own words."""
     return _detail(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 

@@ -467,7 +467,6 @@ class Login:
 
 
 def _is_401(failure: BmcRejected) -> bool:
-    """Return whether a BMC refused the user name or the password of a login."""
     cause = failure.__cause__
     return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
 

@@ -297,7 +297,7 @@ def _server(
         return EndpointServer(endpoint, machines, operators)
 
     def refuse() -> None:
-        endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
+        endpoint.strangers[Stranger.HANDSHAKE] += 1
 
     encrypted = EncryptedSocket(operators, certificate.context, endpoint.limits, refuse)
     return EndpointServer(endpoint, machines, encrypted=encrypted)
