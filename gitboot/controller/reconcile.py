@@ -9,15 +9,19 @@ from typing import Final
 
 from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import Fetched, InstanceState
-from gitboot.controller.reconcile_pass import Components, Pass
-from gitboot.controller.stages.accept import accept, resume
-from gitboot.controller.stages.ask import ask
-from gitboot.controller.stages.learn import learn
-from gitboot.controller.stages.plan import plan
-from gitboot.controller.stages.publish import publish
-from gitboot.controller.stages.report import report
-from gitboot.controller.stages.take_in import take_in
-from gitboot.controller.stages.write import write
+from gitboot.controller.stages import (
+    Components,
+    Pass,
+    accept,
+    ask,
+    learn,
+    plan,
+    publish,
+    report,
+    resume,
+    take_in,
+    write,
+)
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, remedy
 from gitboot.status.events import Event

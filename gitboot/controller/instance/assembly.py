@@ -45,7 +45,6 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
-from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,
@@ -55,6 +54,7 @@ from gitboot.controller.records.ledger_snapshot import (
     write,
     write_events,
 )
+from gitboot.controller.stages import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
