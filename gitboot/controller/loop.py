@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
@@ -66,14 +66,6 @@ class Bell:
         return frozenset(heard)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Audience:
-    """The forge that knows how far the ledger has come, and the receivers of notices."""
-
-    forge: Witness | None = None
-    notices: Notices | None = None
-
-
 class Loop:
     """Fetches beside the reconciling, so that a remote that hangs delays no window."""
 
@@ -87,10 +79,10 @@ class Loop:
         tell: Callable[[Event], None],
         bell: Bell | None = None,
         keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
-        audience: Audience = Audience(),
+        forge: Witness | None = None,  # that knows how far the ledger has come
+        notices: Notices | None = None,
     ) -> None:
-        self._reconciler, self._source = reconciler, source
-        self._forge, self._notices = audience.forge, audience.notices
+        self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
         self._wakes = bell or Bell()  # the next reconcile is due now
         self._fetches = Bell()  # the next fetch is due now

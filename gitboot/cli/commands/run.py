@@ -481,7 +481,7 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
     from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
-    from gitboot.controller.loop import Audience, Bell, Loop
+    from gitboot.controller.loop import Bell, Loop
     from gitboot.controller.notifications import notifying
 
     bell = Bell()
@@ -505,7 +505,8 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
             tell=tell,
             bell=bell,
             keeping=keeping,
-            audience=Audience(forge=forge, notices=notices),
+            forge=forge,
+            notices=notices,
         )
         reap_orphans(loop.wait)
         end_by_signal(loop.stop, within_s=_LONGEST_END_S)
@@ -540,7 +541,7 @@ def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
-    from gitboot.controller.loop import Audience, Loop
+    from gitboot.controller.loop import Loop
     from gitboot.controller.notifications import notifying
 
     with (
@@ -557,7 +558,8 @@ def _once(settings: Settings) -> Exit:
                 clock=_clock,
                 tell=tell,
                 keeping=keeping,
-                audience=Audience(forge=forge, notices=notices),
+                forge=forge,
+                notices=notices,
             ).once()
         return _exit_of(instance.reconciler.status)
 
