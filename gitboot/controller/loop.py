@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -123,11 +124,11 @@ class Loop:
             BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
-        if watched := self._source.watch_paths():
-            threads.append(BackgroundThread(partial(self._watch, watched), name="watch"))
         for thread in threads:
             thread.start()
-        with listening(self.wake):
+        # Events only wake, the poll is the guarantee.
+        fetch = partial(self._fetches.ring, Ring.COMMIT)
+        with listening(self.wake), watched(*self._source.watch_paths(), wake=fetch):
             while not self._stopping and not self._wakes.is_over:
                 self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
         self.stop()
@@ -241,16 +242,35 @@ class Loop:
                 self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
             reported = stalled
 
-    def _watch(self, paths: tuple[Path, ...]) -> None:
-        """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
-        # watchfiles' default filter leaves out whatever lies in a .git.
-        changes = watchfiles.watch(
-            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=10, raise_interrupt=False
-        )
-        for _ in changes:
-            self._fetches.ring(Ring.COMMIT)
-
 
 def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
     """In how many seconds something is due, or ``most_s``."""
     return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))
+
+
+@contextmanager
+def watched(*folders: Path | None, wake: Callable[[], None], below: bool = True) -> Iterator[None]:
+    """Call ``wake``, from a thread, when a file in these folders changes, until the block ends. None: no folder.
+
+    ``below``: also in the folders below them. Some changes bring no event, so a poll is needed besides.
+    """
+    if not (paths := [each for each in folders if each is not None]):
+        yield
+        return
+    ended = threading.Event()
+
+    def keep_waking() -> None:
+        # watchfiles' default filter leaves out whatever lies in a .git.
+        changes = watchfiles.watch(
+            *paths, watch_filter=None, stop_event=ended, debounce=50, step=10, raise_interrupt=False, recursive=below
+        )
+        for _ in changes:
+            wake()
+
+    thread = BackgroundThread(keep_waking, name=f"watch-{paths[0].name}")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout_s=1)
