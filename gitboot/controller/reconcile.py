@@ -23,8 +23,7 @@ from gitboot.controller.stages import (
     write,
 )
 from gitboot.errors import LedgerError
-from gitboot.status.conditions import Condition, remedy
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event, remedy
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.status.work_progress import Lap, Laps, Stage
 from gitboot.system_clock import Keeping

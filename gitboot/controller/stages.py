@@ -44,8 +44,7 @@ from gitboot.render.endpoint_files import terms_of
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.server_plan import Cause
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event, folded
+from gitboot.status.conditions import Condition, Event, folded
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Laps, Stage, Told, Work, WorkListener
 

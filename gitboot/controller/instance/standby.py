@@ -25,7 +25,7 @@ from gitboot.controller.current_plans import WindowWatch, changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.assembly import named_ledger
 from gitboot.controller.instance.git_source import look_for_repository, source_of
-from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance.state_directory import is_of, private, restored, token_keys
 from gitboot.controller.instance_state import InstanceState, goes_by
 from gitboot.controller.offered_files import Dated, published
@@ -54,8 +54,7 @@ from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import File, Files, token_in
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import ServerState
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 
 if TYPE_CHECKING:
@@ -326,9 +325,9 @@ class Prepared:
 def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> Prepared:
     """Publish to OUTPUT what the active instance publishes, except for halted servers, and keep a checkpoint.
 
-    A take-over costs as little as a restart then. gitboot plans the tree by a copy of the ledger and writes nothing to
+    A take-over then costs as little as a restart. gitboot plans the tree by a copy of the ledger and writes nothing to
     the ledger. A one-time boot must be in the ledger before it is published, so the tree has no one-time boot that the
-    ledger lacks. Servers with such a boot, and servers that may be installed, boot their disks instead: they are halted.
+    ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
 
     This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
     publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
