@@ -455,7 +455,6 @@ class Patrol:
         self._released.set()
 
     def close(self) -> None:
-        """End the search."""
         self._closed.set()
         self._released.set()
         self._thread.join()

@@ -140,7 +140,6 @@ class Attempt:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the attempted commit was not accepted."""
         return self.accepted is None or self.accepted.revision != self.attempted
 
     @property
@@ -154,7 +153,6 @@ class Attempt:
 
     @property
     def held(self) -> Held | None:
-        """The commit that waits for an acknowledgement."""
         if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
@@ -255,7 +253,6 @@ class Accepting:
             return attempt  # `accept` tries again, and reports it
 
     def is_newest(self, attempt: Attempt) -> bool:
-        """Return whether the accepted commit is the newest that was fetched."""
         with suppress(SourceError):
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
@@ -359,7 +356,6 @@ class Accepting:
     def _reached(
         self, attempt: Attempt, found: Advance, reached: Commit, ahead: Ahead, events: list[Event], at: datetime
     ) -> Attempt:
-        """Return the attempt with a commit that is accepted now, with what it changes and who acknowledged that."""
         accepted = self._accepted(reached, events, at)
         for revision, verdict in found.hops:
             for trip in verdict.trips:
@@ -456,7 +452,6 @@ class Accepting:
         return any(map(is_not, self._records_read, _records_of(knowledge)))
 
     def _without_withheld(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with what the accepted commit offers without the withheld boots."""
         accepted, last = attempt.accepted, self._offering
         if accepted is None:
             return attempt

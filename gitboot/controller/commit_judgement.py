@@ -293,11 +293,9 @@ class Judging:
         )
 
     def forget_unevaluated(self) -> None:
-        """Evaluate the commits again whose evaluation did not end."""
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
-        """Return the evaluation of each commit ahead, beside the valid commit before it."""
         changes: list[datetime] = []
         walk = _Walk(commits={0: ahead.accepted})
         about = knowledge.facts

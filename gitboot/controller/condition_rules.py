@@ -93,7 +93,6 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
 
 
 def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
-    """Return the values of the words in capitals of any remedy."""
     values: dict[str, str | Sequence[str]] = {
         "LEDGER": state.knowledge.facts.identity,
         "COMMIT": state.attempt.attempted or "HEAD",
@@ -140,7 +139,6 @@ def _condition(type: str, status: bool, reason: str, message: str, at: datetime)
 
 
 def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether the source can be fetched, and whether its newest commit is accepted."""
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
     if attempt.trouble is not None:
         yield _condition("SourceReady", False, *attempt.trouble, at)
@@ -255,7 +253,6 @@ def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
 
 
 def _of_stops(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether install boots are offered, and whether BMCs are set by this clock."""
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = stopped_by_fleet(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
@@ -313,7 +310,6 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Cond
 
 
 def _of_the_artifacts(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether the artifacts of all boots are there, if gitboot checks artifacts."""
     if (sightings := state.knowledge.sightings) is None:
         return
     if withheld := _withheld(state):
@@ -375,7 +371,6 @@ def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
 
 
 def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether BMCs answer and may be set, which of them need a person, and whether maintenances go on."""
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
@@ -411,7 +406,6 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Condition]:
 
 
 def _of_processes(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield how the endpoints, the forge, the receivers of notices and the threads fare."""
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.wanted
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
@@ -447,7 +441,6 @@ def _of_processes(state: InstanceState, at: datetime) -> Iterator[Condition]:
 
 
 def _of_targets(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether each target holds what is published, or takes it over just now; the worst target is named."""
     following = state.following
     if not following:
         return
@@ -523,7 +516,6 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[Condition]:
 
 
 def _of_requests(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether requests of machines reach this instance and were served."""
     if state.unread is not None:
         message = f"{state.unread}: what machines fetch and report is not noticed until it is"
         yield _condition("SpoolRead", False, "Unreadable", message, at)
@@ -561,13 +553,11 @@ def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
 
 
 def _each(found: Mapping[str, str], most: int = 3) -> str:
-    """Return the first of many servers, each with the text about it."""
     first = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
     return f"{', '.join(first)} {more(len(found) - most)}".rstrip()
 
 
 def _some(names: Collection[str], most: int = 3) -> str:
-    """Return the first of many names, of which only those are sorted."""
     return f"{', '.join(nsmallest(most, names))} {more(len(names) - most)}".rstrip()
 
 
@@ -588,7 +578,6 @@ def announcements(
 
 
 def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str, Any]:
-    """Return the facts of the event that announces a condition."""
     held = state.attempt.held
     match condition.type:
         case "ArtifactsPresent":

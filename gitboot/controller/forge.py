@@ -76,7 +76,6 @@ class CommitVerdict:
         return replace(self, proof=proof.decode())
 
     def is_proven(self, key: bytes) -> bool:
-        """Return whether who wrote it had the ledger's key."""
         return hmac.compare_digest(self.proof, self.proven(key).proof)
 
     @property
@@ -132,7 +131,6 @@ class Project:
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def shows(self, commit: str) -> str:
-        """The page of a commit."""
         return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
 
     def links(self) -> dict[str, str]:
@@ -147,7 +145,6 @@ class Project:
         }
 
     def writes(self, commit: str) -> str:
-        """Where a status of a commit is posted."""
         if self.kind is ForgeKind.GITLAB:
             return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
         return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
@@ -168,13 +165,11 @@ class Project:
         return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
 
     def headers(self) -> dict[str, str]:
-        """The headers that name the version of the API."""
         if self.kind is ForgeKind.GITHUB:
             return {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         return {}
 
     def credentials(self, token: str) -> dict[str, str]:
-        """The header that authorizes."""
         match self.kind:
             case ForgeKind.GITLAB:
                 return {"PRIVATE-TOKEN": token}
@@ -362,7 +357,6 @@ class Verdicts(RetryingSender):
 
     @property
     def telling(self) -> Telling:
-        """How it fares."""
         return replace(self._telling, failure=self.failure)
 
     @property
@@ -475,7 +469,6 @@ class Witness:
 
     @property
     def telling(self) -> Telling:
-        """How it fares, and what it knew."""
         return self._verdicts.telling
 
     def ask(self, *, fetched: bool) -> None:

@@ -55,7 +55,6 @@ class Bell:
         self._rung.put(why)
 
     def end(self) -> None:
-        """Ring for the last time."""
         self.is_over = True
         self.ring()
 
@@ -195,7 +194,6 @@ class Loop:
             self._wakes.ring()
 
     def _report(self, fetched: Fetched) -> None:
-        """Report what a fetch brought, or why it failed."""
         at, commit = self._clock(), fetched.commit
         if fetched.failed:
             self._tell(Event(at=at, type="FetchFailed", message=fetched.message, warning=True))
@@ -203,7 +201,6 @@ class Loop:
             self._tell(Event(at=at, type="Fetched", message=commit[:12], facts={"commit": commit}))
 
     def _note_slow(self, began: datetime) -> None:
-        """Show that a fetch has been under way for long."""
         self._slow_since = began
         self._wakes.ring()
 
@@ -217,7 +214,6 @@ class Loop:
         return Fetched(reason="SlowFetch", message=message, failed=True, elsewhere=elsewhere)
 
     def _note_death(self, message: str) -> None:
-        """Show that commits are not fetched, until one is."""
         commit = self._fetched.commit if self._fetched is not None else None
         message = f"the thread that fetches died: {message}"
         self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)

@@ -114,7 +114,6 @@ class Messenger(RetryingSender):
         return self._idle
 
     def ring(self) -> None:
-        """Something may be new."""
         with self.changed:
             self._rung, self._idle = True, False
             self.changed.notify_all()
@@ -166,13 +165,11 @@ class Notices:
             each.start()
 
     def ring(self) -> None:
-        """Something may be new in the ledger."""
         for each in self._followers:
             each.ring()
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        """Why somebody is not told: a word, and in words."""
         found = [each.failure for each in self._followers if each.failure is not None]
         return (found[0][0], "; ".join(words for _, words in found)) if found else None
 
@@ -452,8 +449,6 @@ def read_receiver(file: Path, name: str) -> Receiver:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One receiver, as it is written."""
-
     file: Path
     name: str
     given: Mapping[str, Any]

@@ -58,12 +58,10 @@ class Reconciler:
 
     @property
     def status(self) -> Status:
-        """A summary of the instance."""
         return self.standing.status()
 
     @property
     def laps(self) -> Laps:
-        """The durations of the stages."""
         return self._components.laps
 
     @uncollected()  # objects of a pass stay in memory, or go without the collector
@@ -142,7 +140,6 @@ class Reconciler:
 
 
 def _run(stages: _Stages, state: InstanceState, this: Pass, lap: Lap) -> InstanceState:
-    """Return the state after these stages."""
     for name, stage in stages:
         state = stage(state, this)
         lap(name)

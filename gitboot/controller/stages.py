@@ -427,7 +427,6 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    """Publish the plans to the target, and delete the fetches from the spool that the ledger has."""
     components, knowledge, at = this.components, state.knowledge, this.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_as_left:
@@ -603,7 +602,6 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _next_due(state: InstanceState, this: Pass) -> datetime | None:
-    """Return when the next pass is due."""
     at, attempt, before = this.at, state.attempt, this.before.attempt
     # gitboot judges a commit by the records after it has learned the fetches from before the files changed.
     may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)

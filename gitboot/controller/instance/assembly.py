@@ -213,7 +213,6 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
 
 
 def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
-    """Return where an instance starts: at what its ledger, the published tree and the checkpoint know."""
     store, records = dependencies.store, dependencies.records
     if not dependencies.is_offline:
         looked_around(

@@ -209,7 +209,6 @@ class _Preparation:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is writing the tree."""
         return self._process is not None
 
     def look(self) -> None:
@@ -402,7 +401,6 @@ def _evaluated(settings: Settings, revision: Revision, base: Commit | None, cach
 
 
 def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
-    """Plan and publish all servers, and halt those that the ledger is not ready for."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
     batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))

@@ -204,7 +204,6 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
 
 
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
-    """The servers whose boot this instance could not see being made."""
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, learning.facts.observes
     sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
