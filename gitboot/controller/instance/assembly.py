@@ -43,7 +43,7 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Reconciler
+from gitboot.controller.reconcile import Components, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
@@ -54,7 +54,6 @@ from gitboot.controller.records.ledger_snapshot import (
     write,
     write_events,
 )
-from gitboot.controller.stages import Components
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
