@@ -127,7 +127,6 @@ REPORTS = "bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{}: {!
 
 
 def web01(field: str, value: str) -> str:
-    """A server with a value in a field of its spec."""
     match field:
         case "uuid":
             return server("web01", "role: web").replace(OWN_UUID, f"uuid: {value}")

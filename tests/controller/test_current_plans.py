@@ -33,7 +33,6 @@ def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> li
 
 
 def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
-    """Two commits, the second evaluated against the first."""
     commits = Commits()
     found: list[Commit] = []
     for each in (first, then):

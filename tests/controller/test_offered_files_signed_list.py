@@ -52,7 +52,6 @@ Reconcile = Callable[[datetime], Condition]  # at an instant; what the condition
 def reconciled(
     tmp_path: Path, repository: Repository, keys: Path | None
 ) -> Iterator[tuple[Parts, Callable[[datetime], Condition]]]:
-    """An instance, and what reconciles it."""
     with in_process(tmp_path, repository.bare, initial="fresh", list_keys=keys) as parts:
 
         def reconcile(now: datetime) -> Condition:

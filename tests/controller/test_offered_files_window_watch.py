@@ -90,7 +90,6 @@ def boots_maintenance(folder: Path) -> int:
 
 
 def answered_maintenance(folder: Path, now: datetime) -> int:
-    """How many servers an endpoint has boot the maintenance."""
     answers = Answers(PublishedTree(folder / "output", lambda: now))
     found = [answers.find(f"/{entry}", lambda: None, now) for entry in ENTRIES]
     return sum(each is not None and b"memtest-7" in bytes(each.reply.body) for each in found)
@@ -104,7 +103,6 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def reconcile_until(parts: Parts, now: datetime, end: datetime, fetched: Fetched | None = None) -> list[datetime]:
-    """Reconcile whenever the instance is due, up to ``end``; return when that was."""
     found: list[datetime] = []
     while now <= end:
         found.append(now)
@@ -334,8 +332,6 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
 
 
 class StoppedChild(Child):
-    """A process that is stopped before it is asked anything."""
-
     def __init__(self, module: str, *arguments: str) -> None:
         super().__init__(module, *arguments)
         os.kill(self._process.pid, signal.SIGSTOP)

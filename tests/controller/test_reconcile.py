@@ -51,7 +51,6 @@ REPAIR = maintenance("repair", "20T22:00 21T04:00")
 
 
 def fleet_files(*documents: str) -> dict[str, str]:
-    """A file for each document of the seed, and for more."""
     return {f"{number:02}.yaml": text for number, text in enumerate((*SEED, *documents))}
 
 
@@ -82,8 +81,6 @@ class Counting(Unsynced):
 
 
 class CountingReader(Reader):
-    """A reader that notes the paths of what it reads."""
-
     def __init__(self, state: Path) -> None:
         super().__init__(state)
         self.paths: list[str] = []
@@ -142,7 +139,6 @@ class Instance:
         self._opened.close()
 
     def reconcile(self, now: datetime, *, fetch: bool = True) -> datetime | None:
-        """Fetch as the loop would, and reconcile."""
         self.now, fetched = now, None
         if fetch:
             fetched = Fetched()
@@ -154,7 +150,6 @@ class Instance:
 
     @property
     def servers(self) -> dict[str, RenderedState]:
-        """As they were planned last."""
         return rendered_states(self.reconciler.standing)
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
@@ -369,7 +364,6 @@ def test_a_restart_while_git_is_gone_plans_the_accepted_commit(tmp_path: Path, r
 
 
 def rewind(repository: Repository, files: dict[str, str]) -> str:
-    """Replace the last commit by another one."""
     git(repository.work, "reset", "-q", "--hard", "HEAD~1")
     for path, text in files.items():
         (repository.work / path).write_text(text)

@@ -52,7 +52,6 @@ class Case:
 
 
 def condition(type: str, reason: str, *, status: bool = False) -> Series:
-    """The series of a condition."""
     return {
         f'gitboot_condition{{status="false",type="{type}"}}': str(int(not status)),
         f'gitboot_condition{{status="true",type="{type}"}}': str(int(status)),
@@ -66,7 +65,6 @@ def _minutes(alert: str) -> int:
 
 
 def _fires_for(alert: Alert, reason: str) -> bool:
-    """Whether an alert is declared for a reason."""
     matcher = re.fullmatch(r'(=~|!=|=)"(.*)"', alert.reasons or '=~".*"')
     assert matcher is not None
     operator, pattern = matcher.groups()
@@ -166,7 +164,6 @@ def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, st
 
 
 def _test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
-    """A test as promtool reads it."""
     return {"interval": "1m", "input_series": list(_given(series, minutes, HERE)), **asserted}
 
 
@@ -235,7 +232,6 @@ Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, an
 
 
 def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
-    """Return the series of several healthy sites over 70 minutes."""
     found = [each for site, of in accepted.items() for each in _given(_site(healthy, site, *of), 70, f"{site}:8080")]
     return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
 

@@ -45,8 +45,6 @@ _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
 class Command:
-    """A command of gitboot that was started; as much of `subprocess.Popen` as tests use of it."""
-
     def __init__(
         self,
         arguments: Sequence[str],
@@ -62,7 +60,6 @@ class Command:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
         with suppress(TimeoutError, BlockingIOError):
             self.wait(0)
         return self.returncode
@@ -129,7 +126,6 @@ def nursery() -> Iterator[None]:
 
 @cache
 def start() -> str:
-    """The address of a process that forks; it ends with this one."""
     address = os.path.join(tempfile.mkdtemp(prefix="gitboot-"), "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)

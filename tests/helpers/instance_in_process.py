@@ -109,7 +109,6 @@ class Commits:
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
-        """Let this be the newest commit."""
         if self.ledger is not None:
             texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
             snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
@@ -129,7 +128,6 @@ class Commits:
 
     @property
     def commit(self) -> Commit:
-        """The newest."""
         repository = load(self._snapshot, {})
         return commit_of(repository, decide(repository))
 
@@ -235,7 +233,6 @@ class Gate:
 
 
 def published_records(output: Path) -> bytes:
-    """All that a published tree says of what is known of provisioning."""
     return b"".join(path.read_bytes() for path in sorted((output / "ops" / "records").glob("*.json")))
 
 
@@ -296,8 +293,6 @@ def evaluated_here() -> Iterator[None]:
 
 
 class _FetchesHere(InThisProcess):
-    """A fetcher without a process of its own."""
-
     def __init__(self, mebibytes: int | None) -> None:
         self.mebibytes = mebibytes
 
@@ -384,7 +379,6 @@ def turn(parts: Parts, seconds: float = 0) -> None:
 
 
 def applied(parts: Parts) -> str | None:
-    """Return the commit of the published files."""
     return parts.reconciler.status.applied
 
 
@@ -481,12 +475,10 @@ class Bench:
         self.close()
 
     def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> Self:
-        """Push a commit with these documents."""
         self.commits.push(snapshot(*documents, files=files))
         return self
 
     def wait(self, **given: float) -> Self:
-        """Let time pass."""
         self.now += timedelta(**given)
         return self
 
@@ -531,7 +523,6 @@ class Bench:
         return instance_tables.give(self.ledger, self.now, "ada", what, facts)
 
     def outcome(self, number: int) -> str:
-        """What came of a request; empty while it waits."""
         return instance_tables.outcome(self.ledger, number) or ""
 
     @property
@@ -559,7 +550,6 @@ class Bench:
 
     @property
     def record(self) -> Record | None:
-        """What is known of web01."""
         return self.knowledge.record(self.decisions.servers["web01"].uuid)
 
     def told(self, *types: str) -> list[str]:

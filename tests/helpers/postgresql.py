@@ -32,7 +32,6 @@ _SCHEMAS: Final = count(1)
 
 
 def programs() -> Path | None:
-    """Where the server's programs are; Debian has them beside the PATH."""
     if (program := shutil.which("initdb")) is not None:
         return Path(program).resolve().parent
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: int(each.parent.name))
@@ -71,7 +70,6 @@ class PostgresServer:
 
     @property
     def port(self) -> str:
-        """By which its socket is named, too."""
         return next((each.partition("=")[2] for each in self.settings if each.startswith("port=")), "5432")
 
     def connect(self) -> socket.socket:
@@ -185,7 +183,6 @@ class PostgresServer:
         return schema
 
     def address(self, schema: str | None = None) -> PostgresAddress:
-        """That of a new ledger, or of the one in a schema."""
         schema = schema or self.new_schema()
         options = f"-csearch_path%3D{schema}"
         return PostgresAddress(url=f"postgresql://{_USER}@/postgres?host={self.folder / 'socket'}&options={options}")
@@ -203,7 +200,6 @@ def _who() -> str | None:
 
 @contextmanager
 def public_folder() -> Iterator[Path]:
-    """A folder that every user may enter, as long as the block runs."""
     with TemporaryDirectory(prefix="gitboot-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
@@ -250,7 +246,6 @@ class CarriedConnections(ABC):
         self.hang_up()
 
     def hang_up(self) -> None:
-        """End each connection that there is, at both its ends."""
         with self._opening:
             for each in self._open:
                 _end(each)

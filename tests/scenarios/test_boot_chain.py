@@ -25,7 +25,6 @@ ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
 
 
 def history(repository: Path, commits: int) -> list[str]:
-    """That many commits in a row, each with an image of its own."""
     stream = []
     for number in range(commits):
         stream.append(

@@ -50,8 +50,6 @@ def write_pair(folder: Path, password: str, user: str = "git") -> None:
 
 
 def until(instance: Instance, type: str, *, status: bool) -> dict[str, Any]:
-    """Return a condition once it has a status."""
-
     def look() -> dict[str, Any] | None:
         found = {each["type"]: each for each in instance.status()["conditions"]}.get(type)
         return found if found is not None and found["status"] is status else None

@@ -55,7 +55,6 @@ class Clock:
 
 @contextmanager
 def served(folder: Path, clock: Clock) -> Iterator[str]:
-    """The base URL of an endpoint over what an instance publishes."""
     output, listening = folder / "output", listen_at("127.0.0.1:0")
     compared = ComparedClock(clock, keeping=lambda: Keeping.SYNCHRONISED)  # it is set forward, and is right
     tree = PublishedTree(output, clock, compared=compared)
@@ -80,7 +79,6 @@ def instants() -> list[datetime]:
 
 
 def answers(client: httpx.Client) -> set[str]:
-    """Which image each lookup answers with."""
     found = set()
     for path in LOOKUPS:
         body = client.get(path).text

@@ -48,7 +48,6 @@ def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
 
 
 def passes(folder: Path, repository: Path) -> None:
-    """What the child does until it is killed: fetch and pass, again and again."""
     with in_process(folder, repository, allow_rewind=True) as parts:
         while True:
             parts.source.fetch()

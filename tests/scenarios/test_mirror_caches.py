@@ -153,7 +153,6 @@ def test_finding_m7_a_mirror_whose_boot_scripts_a_cache_may_keep_is_reported(
 
 
 def faults(url: str, *more: object) -> dict[str, str]:
-    """Return what `gitboot verify-mirror` reports, by path."""
     done = captured("verify-mirror", url, *more, "-o", "json")
     assert done.stdout, done.stderr
     return {f"/{each['path']}": each["fault"] for each in json.loads(done.stdout)["items"]}
@@ -283,7 +282,6 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
 
 
 def evidence(log: list[str], spool: Path) -> list[str]:
-    """Return the paths of the evidence in an access log."""
     done = captured("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
     return [each.path for each in take(spool, {}).observations]

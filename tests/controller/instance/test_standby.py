@@ -244,7 +244,6 @@ TYPED = (
 
 
 def _results_in(cache: Path) -> int:
-    """Return how many results a cache has."""
     if not cache.exists():
         return 0
     with closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as connection, suppress(sqlite3.Error):
@@ -497,14 +496,12 @@ class Befalling:
 
     @property
     def provisioned(self) -> int:
-        """The provision number that its record has met."""
         told = self.hosts.server.sql(
             f"SELECT provision FROM {self.hosts.schema}.records WHERE provisioned_at IS NOT NULL"
         )
         return int(told or 0)
 
     def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
-        """What may befall."""
         common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
         cutting = (self.cut_off,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
         return (*common, self.read_only, *cutting)

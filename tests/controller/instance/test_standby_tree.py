@@ -93,7 +93,6 @@ def tree(host: Host) -> dict[str, bytes]:
 
 
 def differing(hosts: Pair) -> list[str]:
-    """Where the trees of both hosts differ."""
     one, two = map(tree, hosts.hosts)
     return [path for path in sorted(one.keys() | two.keys()) if one.get(path) != two.get(path)]
 
@@ -121,7 +120,6 @@ def entry(host: Host, path: str) -> Path:
 
 
 def why_not(host: Host) -> str | None:
-    """Why an endpoint over its tree sends machines elsewhere."""
     return why_not_ready(PublishedTree(host.folder / "output", clock), None)
 
 

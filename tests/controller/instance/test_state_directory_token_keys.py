@@ -118,8 +118,6 @@ KEYS: Final = TokenKeys(bytes(range(32)))
 
 
 class Named(Bench):
-    """web01, which is installed by a token that a key has named."""
-
     def entry(self) -> None:
         plan = self.reconcile()
         self.fetch(plan, path=ENTRY)
@@ -221,7 +219,6 @@ def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
 
 
 def everything(folder: Path, *instances: Instance) -> Iterator[tuple[object, bytes]]:
-    """All bytes that are published, spooled, said and shown."""
     for part in ("output", "spool", "state"):
         for file in (folder / part).rglob("*"):
             if file.is_file() and file.name != "token-keys":

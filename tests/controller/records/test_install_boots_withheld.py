@@ -117,7 +117,6 @@ def turn(parts: Parts, *seconds: float) -> None:
 
 
 def held_in(parts: Parts) -> Held:
-    """The changes that a guard holds, as the instance shows them."""
     return present(parts.reconciler.status.held)
 
 
@@ -169,7 +168,6 @@ def commit_accepted(parts: Parts) -> Condition:
 
 
 def scripts(folder: Path) -> str:
-    """Return all boot scripts that are published, as one text."""
     found = (folder / "output" / "boot" / "v1" / "boot").glob("*/boot.ipxe")
     return "\n".join(each.read_text() for each in sorted(found))
 

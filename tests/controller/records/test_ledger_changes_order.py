@@ -61,7 +61,6 @@ class Ordered(Bench):
         return self.planned()
 
     def asked(self, path: str, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        """A path that names an offer is asked for."""
         assert token is not None
         at = self.now + off
         self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=at))

@@ -49,12 +49,10 @@ class Installing(Bench):
         return self.reconcile()
 
     def entry(self, plan: BootPlan | None, client: str = NIC, at: datetime | None = None) -> BootPlan | None:
-        """The entry of a plan is fetched."""
         self.fetch(plan, client, ENTRY, at)
         return self.reconcile()
 
     def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
-        """A path that names the installation is asked for."""
         token = present(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
@@ -369,7 +367,6 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
 
 
 def shown(web01: Installing) -> tuple[str, str] | None:
-    """Return the state and the last step of the installation as the state of the server shows it."""
     web01.reconcile()
     found = web01.servers["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
