@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Final, Self
 
+import psycopg
 import pytest
 
 from gitboot.ledger.location import PostgresAddress, note_address
@@ -111,9 +112,9 @@ class PostgresServer:
         self.until_ready()
 
     def until_ready(self) -> None:
-        ready = [str(_program("pg_isready")), "-q", "-h", str(self.folder / "socket"), "-p", self.port]
         for _ in range(600):
-            if subprocess.run(ready, check=False).returncode == 0:
+            with suppress(psycopg.OperationalError):
+                self.sql("SELECT 1")
                 return
             time.sleep(0.05)
         raise AssertionError((self.folder / "log").read_text())
@@ -154,28 +155,20 @@ class PostgresServer:
             self.process.wait()
             self.process = None
 
-    def sql(self, statement: str, database: str = "postgres") -> str:
-        """What an administrator does, and what that prints."""
-        done = subprocess.run(
-            [
-                _program("psql"),  # not the wrapper of Debian, which takes five times as long to start
-                "-qtAX",
-                "-h",
-                self.folder / "socket",
-                "-p",
-                self.port,
-                "-U",
-                _USER,
-                "-d",
-                database,
-                "-c",
-                statement,
-            ],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.strip()
+    def sql(self, statements: str, database: str = "postgres") -> str:
+        """Run statements as an administrator; return a line for each row, as psql prints it without alignment."""
+        host, lines = str(self.folder / "socket"), list[str]()
+        with psycopg.connect(host=host, port=self.port, user=_USER, dbname=database, autocommit=True) as connection:
+            cursor = connection.execute(statements.encode())
+            while True:
+                if (found := cursor.pgresult) is not None:
+                    rows = (
+                        (found.get_value(row, column) or b"" for column in range(found.nfields))
+                        for row in range(found.ntuples)
+                    )
+                    lines += (b"|".join(row).decode() for row in rows)
+                if not cursor.nextset():
+                    return "\n".join(lines)
 
     def new_schema(self) -> str:
         schema = f"ledger_{os.getpid()}_{next(_SCHEMAS)}"
