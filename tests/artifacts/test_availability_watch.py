@@ -105,7 +105,7 @@ def test_only_what_is_known_to_be_absent_holds_a_boot_back(
     if seen is not None:
         told.see(seen, name)
     assert shown(bench.decide(*ONCE).reconcile()) == expected
-    state = bench.servers["web01"]
+    state = bench.rendered["web01"]
     entry = next(path for path in state.published.paths if path.endswith("boot.ipxe"))
     turn = state.published.paths[entry][0]
     assert (turn.writes is not None) == (expected == OFFERED)
@@ -186,7 +186,7 @@ def test_what_is_absent_is_not_given_in_place_of_what_is_not_given(bench: Bench,
 
     def instead() -> str:
         bench.reconcile()
-        found = bench.servers["web01"].published
+        found = bench.rendered["web01"].published
         writes = found.paths[next(path for path in found.paths if path.endswith("boot.ipxe"))][0].writes
         assert writes is not None and writes.fallback is not None
         return found.contents[writes.fallback]

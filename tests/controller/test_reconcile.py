@@ -34,12 +34,11 @@ from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import Files, is_content
-from gitboot.render.server_files import RenderedState
+from gitboot.render.server_files import ServerState
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
 from gitboot.status.events import Event
 from gitboot.system_clock import uptime
-from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
 from tests.helpers.running_instance import Repository, git
@@ -149,8 +148,8 @@ class Instance:
         return self.reconciler.reconcile(now, fetched=fetched, wait=True)
 
     @property
-    def servers(self) -> dict[str, RenderedState]:
-        return rendered_states(self.reconciler.standing)
+    def servers(self) -> Mapping[str, ServerState]:
+        return self.reconciler.standing.plans.servers
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
         """The image that an endpoint over the tree has web01 boot."""
@@ -228,14 +227,14 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     more = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
     repository.push(more)
     instance.reconcile(BEFORE)
-    states = dict(instance.reconciler.standing.plans.servers)
+    states = dict(instance.servers)
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
     # A comment in the profile may allow a secret, so gitboot reads the profile of a server that it decides.
     assert [path for path in instance.reader.paths if path.startswith("servers/")] == ["servers/web07.yaml"]
     assert set(instance.reader.paths) - {"servers/web07.yaml"} <= {"04.yaml", "05.yaml"}
-    now = instance.reconciler.standing.plans.servers
+    now = instance.servers
     assert [name for name, state in now.items() if state is not states[name]] == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0

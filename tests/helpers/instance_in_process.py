@@ -59,7 +59,7 @@ from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_files import RenderedState
+from gitboot.render.server_files import RenderedState, ServerState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record, record_facts
@@ -105,6 +105,7 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
+        self._decided: Commit | None = None  # the newest, once it was asked for
         self.ledger: str | None = None  # that a Fleet names which says nothing of it
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
@@ -128,8 +129,10 @@ class Commits:
 
     @property
     def commit(self) -> Commit:
-        repository = load(self._snapshot, {})
-        return commit_of(repository, decide(repository))
+        if self._decided is None or self._decided.revision != self._snapshot.revision:
+            repository = load(self._snapshot, {})
+            self._decided = commit_of(repository, decide(repository))
+        return self._decided
 
     def latest(self) -> Revision | None:
         return self.newest.revision if self.newest is not None else None
@@ -542,8 +545,12 @@ class Bench:
         return self.instance.reconciler.standing.schedule
 
     @property
-    def servers(self) -> dict[str, RenderedState]:
+    def servers(self) -> Mapping[str, ServerState]:
         """As they were planned last."""
+        return self.instance.reconciler.standing.plans.servers
+
+    @property
+    def rendered(self) -> dict[str, RenderedState]:
         from tests.helpers.endpoints import rendered_states
 
         return rendered_states(self.instance.reconciler.standing)

@@ -188,7 +188,7 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
     """Its data lies there for longer, and an endpoint writes down what it says for as long."""
     with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
         web01.decide(*documents(), files={"t.j2": SAYS}).entry()
-        (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
+        (before,) = {token_in(path) for path in web01.rendered["web01"].files} - {None, web01.name}
         web01.wait(hours=hours).reconcile()
         web01.endpoint_noted(PROVISIONED.of(MAC, before or ""), Digest(before or ""))
         assert web01.step == step

@@ -284,7 +284,7 @@ def test_user_data_names_the_attempt_that_it_is_of(web01: Ordered) -> None:
     text = files[DATA.of(MAC, again.token, "user-data")].content.decode()
     assert (text.count(again.token), common in text) == (2, False)
     assert any(f"/data/{again.token}/" in each for each in (again.boot.kernel_arguments if again.boot else ()))
-    published = web01.servers["web01"].published.paths
+    published = web01.rendered["web01"].published.paths
     assert {FAILED.of(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
@@ -341,7 +341,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
     """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
     web01.install(often="OnImageChange")
     early = int(web01.now.timestamp())
-    path = next(path for path in web01.servers["web01"].entries if path.endswith("boot.ipxe"))
+    path = next(path for path in web01.rendered["web01"].entries if path.endswith("boot.ipxe"))
     web01.wait(minutes=5)
     web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
     web01.wait(minutes=5).install(often="OnImageChange")

@@ -135,7 +135,7 @@ def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing)
     for minutes, is_there in ((119, True), (120, False)):
         web01.now = NOON + timedelta(minutes=minutes)
         web01.reconcile()
-        assert any("/data/" in path for path in web01.servers["web01"].files) == is_there
+        assert any("/data/" in path for path in web01.rendered["web01"].files) == is_there
 
 
 def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: Installing) -> None:
@@ -343,7 +343,7 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
 def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=9).data()
-    summary = web01.servers["web01"].published.summary
+    summary = web01.rendered["web01"].published.summary
     assert summary["step"] == "Started"
     assert summary["cause"] == "its installation has started, and nothing has shown its end"
     (attempt,) = summary["provisioned"]["attempts"]
@@ -368,7 +368,7 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
 
 def shown(web01: Installing) -> tuple[str, str] | None:
     web01.reconcile()
-    found = web01.servers["web01"].published.summary["installing"]
+    found = web01.rendered["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
 
 
@@ -428,13 +428,13 @@ def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01
 def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
     web01.entry(web01.install())
     web01.data()
-    digest = web01.servers["web01"].entries[ENTRY]
+    digest = web01.rendered["web01"].entries[ENTRY]
     web01.wait(minutes=7)
     web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
     assert shown(web01) is None
     assert web01.record is not None and web01.record.attempts[-1].disk_boot == Seen(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
-    assert ENTRY not in web01.servers["web01"].entries, "no further boot of the disk is written down"
+    assert ENTRY not in web01.rendered["web01"].entries, "no further boot of the disk is written down"
     assert imported(exported({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
         SystemUuid(uuid_of("web01")): web01.record
     }
@@ -443,7 +443,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
 def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=2).reconcile()
-    assert ENTRY not in web01.servers["web01"].entries
+    assert ENTRY not in web01.rendered["web01"].entries
 
 
 # A step that lasts

@@ -73,7 +73,7 @@ class Maintained(Bench):
     @property
     def paths(self) -> set[str]:
         """That the endpoint answers now."""
-        found = self.servers["web01"].published.paths.items()
+        found = self.rendered["web01"].published.paths.items()
         return {path for path, turns in found if any(turn.content is not None for turn in turns[:1])}
 
 

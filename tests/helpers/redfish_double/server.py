@@ -390,7 +390,7 @@ class RedfishServer:
         self._let_go = threading.Event()  # set with it
         self._open: set[socket.socket] = set()
         self._http = _Http((host, port), self)
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property
     def address(self) -> tuple[str, int]:
