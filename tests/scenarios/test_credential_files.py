@@ -25,7 +25,7 @@ from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageErr
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import bucket_opener
 from gitboot.publish.targets.sync_steps import StoreTarget
-from tests.controller.test_notifications_delivery import NOON, NOTICE
+from tests.controller.test_notifications import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import http_peers
 from tests.helpers.bmcs import PASSWORD, racks

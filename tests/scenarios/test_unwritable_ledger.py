@@ -29,7 +29,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.work_progress import Laps, Stage
-from tests.controller.records.test_provisioning_maintenance import Maintained as InMaintenance
+from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import (

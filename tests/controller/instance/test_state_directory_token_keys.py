@@ -34,7 +34,7 @@ from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, serv
 from tests.helpers.instance_in_process import Bench, Parts, in_process
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.running_instance import Instance, Repository, eventually, running
-from tests.scenarios.test_install_flip import Clock
+from tests.scenarios.test_boot_chain import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
 MAC: Final = mac_of("web01").replace(":", "-")
