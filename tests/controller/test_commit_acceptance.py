@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,10 +32,10 @@ from gitboot.resolve.provisioning_record import Record, exported
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.controller.test_reconcile import fleet_files
-from tests.helpers import running_instance as instance_module
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.helpers.fleets import mac_of as server_mac
+from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.http_peers import authority_until
 from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, turn
 from tests.helpers.running_instance import Repository, eventually, git, running
@@ -691,21 +689,18 @@ def test_finding_p2_no_path_looks_up_an_identity_that_many_machines_show(path: s
 
 # An earlier version, which accepted such a commit and published it.
 _EARLIER = """
-import sys
 from gitboot.controller import commit_judgement
 from gitboot.model.scalars import byte_orders
 from gitboot.render import emulated_apis, grub, ipxe, server_files, user_data_files
 commit_judgement.check_acceptable = lambda *_: None
 for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
     module.lookup_uuids = byte_orders
-from gitboot.cli.main import program
-program()
 """
 
 
 @pytest.mark.parametrize("order", [AMI, swapped(SystemUuid(AMI))])
 def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_accepted_and_serves_nobody_by_the_uuid(
-    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    order: str, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")
     files = fleet_files()
@@ -714,14 +709,10 @@ def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_ac
     tree = tmp_path / "output/boot"
     by_mac = f"/v1/boot/{server_mac('web01').replace(':', '-')}/boot.ipxe"
 
-    def earlier(arguments: Sequence[str], environment: Mapping[str, str], *, errors: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen((sys.executable, "-c", _EARLIER, *arguments), env=environment, stderr=errors)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(instance_module, "Command", earlier)
-        with running(repository.bare, tmp_path, "--poll", "1", records="fresh") as instance:
-            eventually(lambda: instance.status()["applied"]["commit"] == accepted)
-            assert (tree / f"ipxe/{order}").exists()
+    earlier = {RUN_FIRST: _EARLIER}
+    with running(repository.bare, tmp_path, "--poll", "1", records="fresh", environment=earlier) as instance:
+        eventually(lambda: instance.status()["applied"]["commit"] == accepted)
+        assert (tree / f"ipxe/{order}").exists()
     with running(repository.bare, tmp_path, "--poll", "1") as instance:
         found = until(instance, "IdentitiesUnique", status=False)
         assert found["reason"] == "Placeholder" and AMI in found["message"] and name in found["message"]

@@ -147,6 +147,8 @@ def for_shells() -> str:
 
 # The process that forks
 
+RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python that changes gitboot for it
+
 
 def fork_commands(listening: socket.socket) -> list[str]:
     """Fork for each command that is asked for, until standard input ends; return its arguments, in the child."""
@@ -256,6 +258,7 @@ def main(fd: int) -> None:
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
     if sys.argv[1:] == [_NURSERY]:
         be_what_is_asked(socket.socket(fileno=0))
+    exec(os.environ.get(RUN_FIRST, ""), {})
     if sys.argv[1:2] in (["run"], ["serve"]):
         open_nursery()
     run_to_its_end("gitboot.__main__")

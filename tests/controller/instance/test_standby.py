@@ -21,7 +21,6 @@ import psycopg
 import pygit2
 import pytest
 
-from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.git.fetch import CLONE
 from gitboot.ledger import move_ledger
@@ -35,6 +34,7 @@ from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import image, policy, profile
 from tests.helpers.fleets import server as described
 from tests.helpers.instance_with_bmcs import (
+    LARGE,
     LEASE_S,
     Blade,
     Host,
@@ -43,6 +43,7 @@ from tests.helpers.instance_with_bmcs import (
     Rack,
     apart,
     boots_at_host,
+    large_fleets,
     pair,
     rack,
     server,
@@ -52,7 +53,7 @@ from tests.helpers.instance_with_bmcs import (
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin, eventually, git
 
-__all__ = ["rack", "server"]  # fixtures
+__all__ = ["large_fleets", "rack", "server"]  # fixtures
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
@@ -251,16 +252,17 @@ def _results_in(cache: Path) -> int:
     return 0
 
 
+@pytest.mark.usefixtures("large_fleets")
 def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
     rack: Rack, server: PostgresServer
 ) -> None:
     """So that only the ledger is to be read, and files are to be made, when it takes over."""
     rack.add("web01")
-    many = [f"web{number:04}" for number in range(WORTH)]
+    many = [f"web{number:04}" for number in range(LARGE)]
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
-        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * WORTH)  # a file and a decision each
+        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Refused"))
         lease = hosts.lease()
@@ -268,7 +270,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         hosts.one.kill()
         assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
         states = hosts.two.folder / "output" / "ops" / "servers"
-        eventually(lambda: len(list(states.glob("*.json"))) == WORTH + 1)
+        eventually(lambda: len(list(states.glob("*.json"))) == LARGE + 1)
 
 
 def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:

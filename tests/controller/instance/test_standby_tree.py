@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.standby_tree import Prepared, StandbyPlace, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.endpoint.recorder import why_not_ready
@@ -33,14 +32,27 @@ from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
-from tests.helpers.instance_with_bmcs import Blade, Host, Pair, Rack, boots_at_host, pair, rack, server
+from tests.helpers.instance_with_bmcs import (
+    LARGE,
+    Blade,
+    Host,
+    Pair,
+    Rack,
+    boots_at_host,
+    large_fleets,
+    pair,
+    rack,
+    server,
+)
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.running_instance import begin, eventually
 
-__all__ = ["rack", "server"]  # fixtures
+__all__ = ["large_fleets", "rack", "server"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("large_fleets")
 
 
-MANY = [f"web{number:04}" for number in range(WORTH)]
+MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
 def begun(rack: Rack, hosts: Pair) -> Blade:
@@ -129,7 +141,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
-        assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
+        assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
@@ -155,13 +167,13 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2
         rack.push("Install one more, and one once more")
         eventually(lambda: again.stands)
         done = eventually(lambda: prepared_soon(hosts.two))
-        assert (done.servers, done.halted) == (WORTH + 2, 2)
+        assert (done.servers, done.halted) == (LARGE + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
         before = stamps(hosts.two)
         assert replace(prepared(hosts.two), at=done.at) == done
@@ -173,7 +185,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots_at_host(each, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
+        eventually(lambda: records(hosts.two) == {"Provisioned": LARGE + 2})
         assert (web.times_set, again.times_set) == (2, 1)
 
 
@@ -184,7 +196,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
         web.provision = 2
         rack.push("Install it once more")
