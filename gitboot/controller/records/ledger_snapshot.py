@@ -171,7 +171,9 @@ class Learning:
         return self.record(uuid) if self.settled is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
-        self.new_records[uuid] = server, record
+        """Learn of a record, if it is another than before."""
+        if record != self.record(uuid):
+            self.new_records[uuid] = server, record
 
     def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))

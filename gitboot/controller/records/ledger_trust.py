@@ -152,9 +152,7 @@ def _close_graces(learning: Learning, since: datetime, *, is_far: bool) -> None:
             runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
             unknown_serves=tuple(each._replace(seen=seen_before(each.seen)) for each in record.unknown_serves),
         )
-        if now != record:
-            name = known.machines[uuid].name if uuid in known.machines else uuid
-            learning.write_record(uuid, name, now)
+        learning.write_record(uuid, known.machines[uuid].name if uuid in known.machines else uuid, now)
 
 
 class Beginning(StrEnum):
