@@ -124,10 +124,6 @@ class _Walk:
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
-    @property
-    def is_incomplete(self) -> bool:
-        return any(isinstance(each, NotEvaluated) for each in self.faults.values())
-
     def evaluated(self, ahead: Ahead) -> Revision | None:
         """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
         for position in range(len(ahead.merges), 0, -1):
@@ -215,7 +211,7 @@ class Judging:
             problems_until=walk.problems_until,
             orders=walk.orders_after(0),
             passed=tuple(_passed(ahead, walk, None)),
-            is_incomplete=walk.is_incomplete,
+            is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
             evaluated=walk.evaluated(ahead),
         )
         if not walk.legs:

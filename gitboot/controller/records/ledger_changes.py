@@ -21,10 +21,11 @@ from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.install_boots import rolled_back
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
-from gitboot.controller.records.provisioning import goes_unseen, rests_on_bmcs
+from gitboot.controller.records.provisioning import goes_unseen
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
+from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile
@@ -206,7 +207,8 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, learning.facts.observes
-    sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
+    # Of some boots, nothing but an override that was set could show that they were made.
+    sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
     if not sets:
         uuids |= learning.overrides.new.keys()

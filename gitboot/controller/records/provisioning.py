@@ -555,11 +555,6 @@ def goes_unseen(
     )
 
 
-def rests_on_bmcs(evidence: Evidence, *, observes: bool) -> bool:
-    """Whether there may be boots of which nothing but an override that was set could show that they were made."""
-    return not observes or evidence is Evidence.PROGRESS
-
-
 def _sees(boot: Boot, override: OverrideMode, evidence: Evidence, *, has_bmc: bool, observes: bool, sets: bool) -> bool:
     match evidence:
         case Evidence.DECLARED:
