@@ -33,7 +33,8 @@ from gitboot.controller.instance.state_directory import (
     running,
     told_here,
 )
-from gitboot.controller.operator_requests import REFUSED, HeldChanges
+from gitboot.controller.operator_requests import REFUSED
+from gitboot.status.instance_status import Held
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
@@ -259,11 +260,12 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
     return outcome
 
 
-def held_changes(state: Path) -> HeldChanges | None:
+def held_changes(state: Path) -> Held | None:
     """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
     with suppress(UsageError):
-        held = read_status(state)["attempted"].get("held")
-        return HeldChanges(held["digest"], tuple(held["guards"])) if held is not None else None
+        attempted = read_status(state)["attempted"]
+        if (held := attempted.get("held")) is not None:
+            return Held(commit=attempted["commit"], digest=held["digest"], guards=tuple(held["guards"]))
     return None
 
 

@@ -303,7 +303,13 @@ class Judging:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
                 dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
                 changes += filter(None, [next_change(dated, at)])
-                found = _at(found, at)
+                try:
+                    if isinstance(found, Evaluated):
+                        check_acceptable(found.commit.decisions, found.commit.fleet, at)
+                    else:
+                        found = found.at(at)
+                except InvalidRepository as error:
+                    found = error
             if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
@@ -394,17 +400,6 @@ class Judging:
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
-
-
-def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | InvalidRepository:
-    """Return what was found of a commit, or why it cannot be accepted at an instant."""
-    if isinstance(found, InvalidRepository):
-        return found.at(now)
-    try:
-        check_acceptable(found.commit.decisions, found.commit.fleet, now)
-    except InvalidRepository as error:
-        return error
-    return found
 
 
 def _identities(

@@ -230,15 +230,15 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         transitions=before.transitions.moved(
             {name: states[name].transition if name in states else None for name in names}
         ),
-        counts=_positive(counts),
-        versions=_positive(versions),
+        counts=dict(+counts),
+        versions=dict(+versions),
         unknown=frozenset(unknown),
         unseen=frozenset(unseen),
         consumed=frozenset(consumed),
         lost=frozenset(lost),
         unknown_outcomes=frozenset(unknown_outcomes),
         begun=dict(sorted(begun.items())),
-        needs=_positive(needs),
+        needs=dict(+needs),
         given=dict(sorted(given.items())),
         installing=dict(sorted(installing.items())),
     )
@@ -308,13 +308,6 @@ def about(commit: Commit, name: str) -> About:
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
         written=commit.written.get(name),
     )
-
-
-_Kind = TypeVar("_Kind", bound=tuple[object, ...])
-
-
-def _positive(counts: Mapping[_Kind, int]) -> dict[_Kind, int]:
-    return {kind: count for kind, count in counts.items() if count}
 
 
 _RUN_STEPS: Final = {

@@ -67,8 +67,6 @@ class Bookmarks:
 
 @dataclass(slots=True)
 class _Pile:
-    """Events of one type that wait to be told together."""
-
     due: float  # by the monotonic clock
     first: int
     shown: list[NotedEvent] = field(default_factory=list)
@@ -214,7 +212,6 @@ def notifying(
 
 
 def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
-    """Return events of the ledger after ``place``, each with the site of its server as it stands published."""
     found = []
     for sequence, event in instance_tables.after(ledger, place, _MOST_READ):
         site, server, servers, commit = None, event.get("server"), event.get("servers"), event.get("commit")
@@ -347,22 +344,18 @@ class Rereading:
         self._send(notice, at)
 
 
-def signature(secret: bytes, timestamp: str, body: bytes) -> str:
-    """What a webhook is signed with: an HMAC over when it was sent, and what."""
-    return "sha256=" + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex()
-
-
 class _Webhook:
     def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
-        body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        body, timestamp, secret = canonical(notice.facts()), str(int(at.timestamp())), self._receiver.secret or b""
         headers = {
             "Content-Type": "application/json",
             "X-Gitboot-Delivery": notice.id,
             "X-Gitboot-Timestamp": timestamp,
-            "X-Gitboot-Signature-256": signature(self._receiver.secret or b"", timestamp, body),
+            "X-Gitboot-Signature-256": "sha256="
+            + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex(),
         }
         with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
             if not 200 <= answer.status < 300:

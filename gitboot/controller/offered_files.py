@@ -247,7 +247,6 @@ def _parts(
     changed: Collection[SystemUuid] | None,
     owed: Collection[str],
 ) -> PartFiles:
-    """Return the page and the records, as far as they differ from those that the target holds."""
     held = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
     is_whole = held is None or changed is None or has_page != had_page
@@ -297,7 +296,6 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
 
 
 def _versions(state: RenderedState) -> dict[str, Digest]:
-    """Return the plans of a server's paths whose fetch is evidence, by path."""
     if not (offers := {offer.plan for offer in offers_of(state)}):
         return {}
     return {path: digest for path, digest in state.entries.items() if digest in offers}

@@ -27,7 +27,7 @@ from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState, goes_by
 from gitboot.controller.offered_files import LedgerNotes, published
-from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges, stop_of
+from gitboot.controller.operator_requests import APPROVE, BEGIN, stop_of
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.evidence import Reading
@@ -171,7 +171,7 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
         requests=tuple(each for each in taken.requests if each.what not in waiting),
         stoppage=taken.stoppage,
         events=tuple(_unproven_status(state, this)),
-        held=HeldChanges(attempt.held.digest, attempt.held.guards) if attempt.held is not None else None,
+        held=attempt.held,
     )
     this.requested = ledger_changes.learn(state.knowledge, batch, this.at)
     this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
@@ -556,7 +556,6 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
-    """Return the machines whose BMC rejected credentials that have changed since."""
     failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
     rejected = {uuid: (each, each.bmc) for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}

@@ -191,7 +191,6 @@ def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Com
 
 
 def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
-    """Whether only the BMC can tell when the machine has come up."""
     plan, uuid = state.plan, state.decision.uuid
     record = knowledge.recorded(uuid)
     if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:

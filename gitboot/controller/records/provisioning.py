@@ -337,7 +337,6 @@ def record_intent(learning: Learning, offer: Offer, observation: Observation, *,
 
 
 def record_served(learning: Learning, offer: Offer) -> None:
-    """Record that it is known of the boot of an offer that it was served."""
     if (record := learning.record(offer.uuid)) is not None:
         # It does not matter any more what else the endpoint perhaps served of it.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
@@ -438,7 +437,6 @@ def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
 
 
 def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
-    """The servers that a commit installs, by what is known."""
     if not knowledge.is_trusted:
         return ()
     return tuple(
