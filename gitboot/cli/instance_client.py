@@ -34,7 +34,6 @@ from gitboot.controller.instance.state_directory import (
     told_here,
 )
 from gitboot.controller.operator_requests import REFUSED
-from gitboot.status.instance_status import Held
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
@@ -49,6 +48,7 @@ from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.rollout_progress import AppliedRollout, Proof
+from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, shell_words
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.

@@ -349,13 +349,13 @@ class _Webhook:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
-        body, timestamp, secret = canonical(notice.facts()), str(int(at.timestamp())), self._receiver.secret or b""
+        body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        signature = hmac.digest(self._receiver.secret or b"", timestamp.encode() + b"." + body, "sha256").hex()
         headers = {
             "Content-Type": "application/json",
             "X-Gitboot-Delivery": notice.id,
             "X-Gitboot-Timestamp": timestamp,
-            "X-Gitboot-Signature-256": "sha256="
-            + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex(),
+            "X-Gitboot-Signature-256": f"sha256={signature}",
         }
         with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
             if not 200 <= answer.status < 300:
