@@ -16,8 +16,8 @@ import click
 
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, seed
-from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
+from gitboot.cli.options import Setting, key_of, keys_of, variables_of
 from gitboot.endpoint.metrics import FAMILIES
 from gitboot.model.json_schema import KINDS, schema_fields
 from gitboot.problems import Code

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.configuration_file import Setting
-from gitboot.cli.options import combined
+from gitboot.cli.options import Setting, combined
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles

@@ -26,7 +26,7 @@ from gitboot.background_threads import SignalQueue
 from gitboot.child_processes import LOG_FORMAT
 from gitboot.jsonio import format_instant
 from gitboot.standard_streams import control, escaped, escaped_lines, style, unstyled, verbatim
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.text import one_line, printable
 
 _WIDEST: Final = 100

@@ -36,7 +36,7 @@ from gitboot.problems import Code, Problem, Severity, next_change
 from gitboot.resolve.boot_limits import Halt
 from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
 from gitboot.text import count, more, some
 

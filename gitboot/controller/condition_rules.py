@@ -27,8 +27,7 @@ from gitboot.resolve.server_plan import (
     Cause,
     InstallState,
 )
-from gitboot.status.conditions import Condition, condition_type, remedy
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event, condition_type, remedy
 from gitboot.system_clock import Keeping
 from gitboot.text import count, more, some
 

@@ -30,7 +30,7 @@ from gitboot.resolve.server_plan import (
     InstallProgress,
     Phase,
 )
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Told, counted, unheard
 from gitboot.text import count
 

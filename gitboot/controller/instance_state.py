@@ -27,8 +27,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record import InstallAttempt, Run
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import (
     Endpoints,
     Following,

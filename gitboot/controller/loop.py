@@ -20,7 +20,7 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, TryAgain
 from gitboot.git.clone import Source
 from gitboot.jsonio import format_instant
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, ThreadFailure
 from gitboot.status.work_progress import Stage
 from gitboot.system_clock import Keeping

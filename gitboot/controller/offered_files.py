@@ -44,7 +44,7 @@ from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import (
     BootPlan,
 )
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 class Target(Protocol):

@@ -19,8 +19,7 @@ from gitboot.controller.stages.report import report
 from gitboot.controller.stages.take_in import take_in
 from gitboot.controller.stages.write import write
 from gitboot.errors import LedgerError
-from gitboot.status.conditions import Condition, remedy
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event, remedy
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.status.work_progress import Lap, Laps, Stage
 from gitboot.system_clock import Keeping

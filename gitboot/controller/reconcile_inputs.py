@@ -43,7 +43,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import Words
 from gitboot.resolve.boot_limits import SoleClaim, Stoppage
 from gitboot.resolve.server_decision import BootFile
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime, uptime
 
 _logger = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.records.ledger_changes import Learnt
 from gitboot.controller.target_followers import Followed
 from gitboot.ledger.store import Store
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Laps, Stage, WorkListener
 

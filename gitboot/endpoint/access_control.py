@@ -15,7 +15,7 @@ from typing import Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))

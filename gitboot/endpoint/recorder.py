@@ -38,7 +38,7 @@ from gitboot.fetchlog.one_time_boots import (
 from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out
 from gitboot.files import lock_file, open_lock
 from gitboot.render.paths import Role, kind_of
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.text import in_one_line
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gitboot.endpoint.connections import HEAD_S, Connection, Limits
 from gitboot.endpoint.served_files import Signature, signature
 from gitboot.errors import UsageError
 from gitboot.model.scalars import certificate_ends
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
 

@@ -20,7 +20,7 @@ from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile, WithheldBoot
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
 
 

@@ -32,8 +32,7 @@ from gitboot.resolve.kernel_arguments import (
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
 from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
-from gitboot.resolve.template_sandbox import TemplateFault
-from gitboot.resolve.templates import TemplateSet
+from gitboot.resolve.templates import TemplateFault, TemplateSet
 
 
 @dataclass(frozen=True, slots=True)

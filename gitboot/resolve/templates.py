@@ -2,37 +2,589 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Final
+from functools import lru_cache, partial
+from typing import Any, Final, NoReturn
 
-from jinja2 import Template
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
+from jinja2 import Template, nodes, pass_context, runtime
+from jinja2.exceptions import TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2.ext import Extension
+from jinja2.filters import FILTERS as JINJA_FILTERS
+from jinja2.lexer import Token, TokenStream
 from jinja2.meta import find_undeclared_variables
+from jinja2.runtime import LoopContext, Macro, StrictUndefined, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS as JINJA_TESTS
 from jinja2.utils import missing
 
 from gitboot.problems import Code
-from gitboot.quoting import Unquotable
-from gitboot.resolve.template_sandbox import (
-    ENVIRONMENT,
-    FILTERS,
-    FUNCTIONS,
-    MAX_BYTES,
-    MAX_STEPS,
-    BudgetedContext,
-    NotDefined,
-    TemplateFault,
-    failed,
-    key_of,
-    kind_of,
-    out_of_bounds,
-    suggested,
+from gitboot.quoting import (
+    Unquotable,
+    command_line,
+    grub_arguments,
+    grub_word,
+    ipxe_arguments,
+    ipxe_word,
+    kernel_argument,
+)
+from gitboot.text import near
+
+
+def _secret(_: str) -> NoReturn:
+    raise TemplateFault(
+        Code.SECRET,
+        "secret() would be published with the rest; name its file in userData.secrets, and let the machine fetch "
+        "urls.secrets.NAME",
+    )
+
+
+class TemplateFault(Exception):
+    """A template that cannot be read, or not be rendered with these values."""
+
+    def __init__(self, code: Code, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.path: str | None = None  # None where the template stands in the YAML itself
+        self.line = line  # 1-based, in the template
+
+
+FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _secret}
+_METHODS: Final[dict[type, dict[str, Any]]] = {
+    dict: {
+        "get": dict.get,
+        "items": lambda mapping: list(mapping.items()),
+        "keys": lambda mapping: list(mapping),
+        "values": lambda mapping: list(mapping.values()),
+    },
+    str: {
+        "endswith": str.endswith,
+        "lower": str.lower,
+        "removeprefix": str.removeprefix,
+        "removesuffix": str.removesuffix,
+        "split": str.split,
+        "startswith": str.startswith,
+        "strip": str.strip,
+        "upper": str.upper,
+    },
+}
+_SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
+    dict: (str, int),
+    list: (int, slice),
+    tuple: (int, slice),
+    range: (int, slice),
+    str: (slice,),  # a single letter of a text is a mistake more often than not
+}
+_LOOP: Final = frozenset(
+    {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
 
-__all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
+
+class BudgetedContext(runtime.Context):
+    """The names that a rendering sees, and its budget."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.budget = Budget()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
+    context_class = BudgetedContext
+
+    def __init__(self) -> None:
+        super().__init__(
+            undefined=Missing,
+            extensions=[TokenCount],
+            finalize=written,
+            keep_trailing_newline=True,
+            optimized=False,  # nothing is computed while there is no budget
+        )
+        self.globals = dict(FUNCTIONS)
+        self.filters = FILTERS | METERS
+        self.tests = dict(TESTS)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        metered(template)
+        template.set_environment(self)
+        return template
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return what an attribute names: a key's value before a method of the same name."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        if method := _METHODS.get(type(obj), {}).get(attribute):
+            return partial(method, obj)
+        if isinstance(obj, LoopContext) and attribute in _LOOP:
+            return getattr(obj, attribute)
+        return self.getitem(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, Undefined):
+            obj._fail_with_undefined_error()
+        try:
+            if isinstance(argument, _SUBSCRIPTS.get(type(obj), ())):
+                return obj[argument]
+        except LookupError:
+            pass
+        if not isinstance(argument, str | int):
+            raise failed(f"{kind_of(argument)} is no key of {kind_of(obj)}")
+        name: Any = argument
+        return self.undefined(obj=obj, name=name)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(function, Undefined):
+            function._fail_with_undefined_error()
+        if not isinstance(function, Macro | partial) and function not in FUNCTIONS.values():
+            raise failed(f"{kind_of(function)} cannot be called")
+        budget: Budget = context.budget
+        budget.spend(CALL)
+        budget.calls -= 1
+        if budget.calls < 0:
+            raise out_of_bounds("its macros call each other too deeply")
+        text_or_mapping = function.args if isinstance(function, partial) else ()
+        budget.weigh([*text_or_mapping, *args])
+        result = super().call(context, function, *args, **kwargs)
+        budget.calls += 1
+        return result
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        budget: Budget = context.budget
+        budget.weigh([left, right])
+        if operator == "+" and (_are(str, left, right) or _are(list, left, right)):
+            return left + right
+        if operator == "**" or not _are(int | float, left, right):
+            raise failed(f"{operator} does not take {kind_of(left)} and {kind_of(right)}")
+        result = self.binop_table[operator](left, right)
+        if abs(result) > MAX_INTEGER:
+            raise out_of_bounds("a number is too large")
+        return result
+
+    def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if name not in FILTERS:
+            raise failed(unknown("filter", name, FILTERS))
+        return super().call_filter(name, *args, **kwargs)
+
+
+def _are(kind: Any, left: object, right: object) -> bool:
+    """Return whether both values are of this kind. A boolean is no number here."""
+    return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
+
+
+class TokenCount(Extension):
+    """Counts a template's tokens before they are parsed."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
+        open_brackets = 0
+        for count, token in enumerate(stream):
+            open_brackets += _BRACKETS.get(token.type, 0)
+            if count == MAX_TOKENS or open_brackets > MAX_BRACKETS:
+                raise out_of_bounds("it is too long or nested too deeply", token.lineno)
+            yield token
+
+
+_BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
+
+
+def metered(node: nodes.Node, depth: int = 0) -> nodes.Node:
+    """Return the node with a check of the budget wherever something can grow."""
+    if depth > MAX_NESTING:
+        raise out_of_bounds("it is nested too deeply", node.lineno)
+    for field, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, field, metered(value, depth + 1))
+        elif isinstance(value, list):
+            value[:] = [metered(each, depth + 1) if isinstance(each, nodes.Node) else each for each in value]
+    return _meter(node)
+
+
+def _meter(node: nodes.Node) -> nodes.Node:
+    match node:
+        case nodes.For(recursive=False):
+            node.iter = _asking("-steps", node.iter, _work([*node.body, *filter(None, [node.test])]))
+        case nodes.Macro() | nodes.CallBlock():
+            work = _work([*node.body, *node.defaults])
+            spending = _asking("-spent", nodes.Const(None, lineno=node.lineno), work)
+            node.body.insert(0, nodes.ExprStmt(spending, lineno=node.lineno))
+        case nodes.Concat():
+            return _asking("-joined", nodes.List(node.nodes, lineno=node.lineno))
+        case nodes.Compare(expr=expr) | nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
+            node.expr = _asking("-weighed", expr)
+        case nodes.Dict() | nodes.Tuple(ctx="load") | nodes.Getitem(arg=nodes.Slice()):
+            return _asking("-weighed", node)
+        case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
+            raise out_of_bounds("a number is too large", node.lineno)
+        case nodes.Filter(name=name) if name not in FILTERS:
+            raise failed(unknown("filter", name, FILTERS), node.lineno)
+        case nodes.Test(name=name) if name not in TESTS:
+            raise failed(unknown("test", name, TESTS), node.lineno)
+        case nodes.Stmt() if not isinstance(node, _STATEMENTS):
+            tag = _TAGS.get(type(node), type(node).__name__.lower())
+            raise failed(f"{tag} is not available: a template stands alone", node.lineno)
+    return node
+
+
+_STATEMENTS: Final = (
+    *(nodes.Assign, nodes.AssignBlock, nodes.CallBlock, nodes.ExprStmt, nodes.FilterBlock),
+    *(nodes.If, nodes.Macro, nodes.Output, nodes.With),
+)
+_TAGS: Final = {
+    nodes.For: "a recursive for",
+    nodes.FromImport: "import",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
+
+
+def _asking(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
+    constants = [nodes.Const(argument, lineno=node.lineno) for argument in arguments]
+    return nodes.Filter(node, hidden_filter, constants, [], None, None, lineno=node.lineno)
+
+
+def _work(body: Iterable[nodes.Node]) -> int:
+    """Return the work of one turn of a loop or one call of a macro, without inner loops and macros."""
+    work = 0
+    for node in body:
+        work += 1
+        match node:
+            case nodes.TemplateData(data=text) | nodes.Const(value=str(text)):
+                work += len(text) // 16
+            case nodes.For():
+                work += _work([node.iter, *node.else_])
+            case nodes.Macro():
+                pass
+            case nodes.CallBlock():
+                work += _work([node.call])
+            case _:
+                work += _work(node.iter_child_nodes())
+    return work
+
+
+@pass_context
+def _steps(context: BudgetedContext, value: object, work: int) -> Iterator[object]:
+    for element in elements_of(value):
+        context.budget.step(work)
+        yield element
+
+
+@pass_context
+def _spent(context: BudgetedContext, _: None, work: int) -> None:
+    context.budget.spend(work)
+
+
+@pass_context
+def _weighed(context: BudgetedContext, value: object) -> object:
+    context.budget.weigh(value)
+    return value
+
+
+@pass_context
+def joined(context: BudgetedContext, values: Sequence[object], separator: str = "") -> str:
+    """Join the texts of values, and spend their length."""
+    texts = [as_text(value) for value in values]
+    context.budget.spend((sum(map(len, texts)) + len(separator) * len(texts)) // 16)
+    return separator.join(texts)
+
+
+MAX_STEPS: Final = 100_000  # of all its loops together
+MAX_WORK: Final = 1_000_000  # expressions evaluated, elements looked at, and each 16 characters of text
+MAX_NESTING: Final = 50  # of expressions and blocks, of lists in lists, of macros that call each other
+
+
+class Budget:
+    """What a rendering may still do."""
+
+    __slots__ = ("calls", "steps", "work")
+
+    def __init__(self) -> None:
+        self.calls, self.steps, self.work = MAX_NESTING, MAX_STEPS, MAX_WORK
+
+    def spend(self, work: int) -> None:
+        self.work -= work
+        if self.work < 0:
+            raise out_of_bounds("it does more than any boot file can need")
+
+    def step(self, work: int) -> None:
+        self.steps -= 1
+        if self.steps < 0:
+            raise out_of_bounds(f"its loops take more than {MAX_STEPS:,} steps")
+        self.spend(work)
+
+    def weigh(self, value: object, depth: int = 0) -> None:
+        """Spend what it takes to look at all of a value, each part as often as it stands there."""
+        if isinstance(value, str):
+            self.spend(1 + len(value) // 16)
+        elif type(value) in _NUMBERS or value is None:
+            pass
+        elif isinstance(value, (list, tuple)):
+            self.spend(1 + len(value))
+            if depth == MAX_NESTING:
+                raise out_of_bounds("its lists are nested too deeply")
+            for element in value:
+                self.weigh(element, depth + 1)
+        elif isinstance(value, dict):
+            self.weigh(list(value), depth)
+            self.weigh(list(value.values()), depth)
+        elif isinstance(value, range):
+            self.spend(1 + len(value))
+        elif isinstance(value, Undefined):
+            str(value)
+        else:
+            raise failed(f"{kind_of(value)} is not a value")
+
+
+_NUMBERS: Final = frozenset({bool, int, float})
+
+
+def as_text(value: object) -> str:
+    """Return a value as text; booleans as YAML has them."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float | Undefined):
+        return str(value)
+    raise failed(f"{kind_of(value)} cannot stand in a text; join, tojson or default make one of it")
+
+
+def elements_of(value: object) -> Sequence[object]:
+    """Return the elements of a list or the keys of a mapping. A text has no elements."""
+    match value:
+        case list() | tuple() | range():
+            return value
+        case dict():
+            return list(value)
+        case Undefined():
+            str(value)
+    raise failed(f"{kind_of(value)} has no elements")
+
+
+def kind_of(value: object) -> str:
+    if isinstance(value, Undefined):
+        return str(value) or "nothing"
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
+
+
+_KINDS: Final[dict[type, str]] = {
+    str: "a text",
+    bool: "a boolean",  # before int, which it is as well
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    tuple: "a list",
+    range: "a list",
+    dict: "a mapping",
+    type(None): "null",
+    slice: "a slice",
+    Macro: "a macro",
+    LoopContext: "a loop",
+}
+
+
+def failed(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_FAILED, message, line)
+
+
+def out_of_bounds(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
+
+
+# Under names that no template can write.
+METERS: Final[dict[str, Any]] = {
+    "-steps": _steps,
+    "-spent": _spent,
+    "-weighed": _weighed,
+    "-joined": joined,
+}
+
+
+@pass_context
+def written(context: BudgetedContext, value: object) -> str:
+    """Return an expression's value as text for the output."""
+    text = as_text(value)
+    context.budget.spend(len(text) // 16)
+    return text
+
+
+def _of_elements(name: str, *, environment: bool = False) -> Callable[..., Any]:
+    """Jinja2's own filter of lists; it wants the context or the environment first."""
+    function = JINJA_FILTERS[name]
+
+    def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
+        given = context.environment if environment else context
+        return list(function(given, elements_of(value), *args, **kwargs))
+
+    return priced_in_context(of_elements)
+
+
+def _default(value: object, default: object = "", boolean: bool = False) -> object:
+    return default if value is None or isinstance(value, Undefined) or (boolean and not value) else value
+
+
+def _first(value: object) -> object:
+    elements = elements_of(value)
+    return elements[0] if elements else Missing("the list is empty, so it has no first element")
+
+
+def _last(value: object) -> object:
+    elements = elements_of(value)
+    return elements[-1] if elements else Missing("the list is empty, so it has no last element")
+
+
+def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
+    context.budget.spend((text.count("\n") + 1) * abs(width) // 16)
+    indented = re.sub(r"(?<=\n)(?=[^\n])", " " * width, text)
+    return " " * width + indented if first else indented
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+        return int(value)
+    raise failed(f"{value!r:.60} is not a whole number")
+
+
+def _join(context: BudgetedContext, value: object, separator: str = "") -> str:
+    return joined(context, elements_of(value), separator)
+
+
+def _replace(context: BudgetedContext, text: str, old: str, new: str) -> str:
+    context.budget.spend(text.count(old) * len(new) // 16)
+    return text.replace(old, new)
+
+
+def _base64(text: str) -> str:
+    return b64encode(text.encode()).decode()
+
+
+def _data_url(text: str) -> str:
+    """Return a file's content as the data URL (RFC 2397) that Ignition's specification asks for."""
+    return f"data:;base64,{_base64(text)}"
+
+
+def _kubelet_labels(labels: Mapping[str, str]) -> str:
+    """Return the value of kubelet's ``--node-labels``."""
+    return ",".join(f"{key}={as_text(value)}" for key, value in sorted(labels.items()))
+
+
+def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
+    """Return the value of kubelet's ``--register-with-taints``."""
+    return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
+
+
+def _quoted(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
+    """Return a filter that quotes a value as a word, and a list of kernel arguments as the rest of a line."""
+    return priced(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
+
+
+def priced(function: Any) -> Callable[..., Any]:
+    """Return a filter or test that spends the weight of its values. ``function`` is linear in them."""
+    return priced_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
+
+
+def priced_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter or test like `priced`, for a function that takes the context first."""
+
+    @pass_context
+    def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
+        context.budget.spend(CALL)
+        for value in (*args, *kwargs.values()):
+            context.budget.weigh(value)
+        return function(context, *args, **kwargs)
+
+    return spending
+
+
+CALL: Final = 4  # of the work: a filter, test, macro or function takes longer than other expressions
+
+
+class NotDefined(UndefinedError):
+    """The use of a name that is not there, with the value in which it was looked for."""
+
+    def __init__(self, message: str | None, value: object, name: object) -> None:
+        super().__init__(message)
+        self.value, self.name = value, name
+
+
+class Missing(StrictUndefined):
+    """What stands for a name that is not there: any use but a test or a default is a fault."""
+
+    __slots__ = ()
+
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
+        not_defined: Any = partial(NotDefined, value=obj, name=name)
+        super().__init__(hint, obj, name, exc or not_defined)
+
+
+FILTERS: Final[dict[str, Any]] = {
+    "b64encode": priced(_base64),
+    "count": priced(len),
+    "d": _default,
+    "data_url": priced(_data_url),
+    "default": _default,
+    "dictsort": priced(JINJA_FILTERS["dictsort"]),
+    "first": priced(_first),
+    "grub": _quoted(grub_word, grub_arguments),
+    "indent": priced_in_context(_indent),
+    "int": priced(_integer),
+    "ipxe": _quoted(ipxe_word, ipxe_arguments),
+    "items": priced(lambda mapping: list(mapping.items())),
+    "join": priced_in_context(_join),
+    "kernel": _quoted(kernel_argument, command_line),
+    "kubelet_labels": priced(_kubelet_labels),
+    "kubelet_taints": priced(_kubelet_taints),
+    "last": priced(_last),
+    "length": priced(len),
+    "list": priced(lambda value: list(elements_of(value))),
+    "lower": priced(lambda value: as_text(value).lower()),
+    "map": _of_elements("map"),
+    "reject": _of_elements("reject"),
+    "rejectattr": _of_elements("rejectattr"),
+    "replace": priced_in_context(_replace),
+    "select": _of_elements("select"),
+    "selectattr": _of_elements("selectattr"),
+    "sort": _of_elements("sort", environment=True),
+    "string": priced(lambda value: as_text(value)),
+    "tojson": priced(lambda value: json.dumps(value, sort_keys=True)),  # without a width, which could be any number
+    "trim": priced(lambda value: as_text(value).strip()),
+    "unique": _of_elements("unique", environment=True),
+    "upper": priced(lambda value: as_text(value).upper()),
+}
+_PRICED_TESTS: Final = (
+    "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in "
+    "boolean false integer mapping none number sequence string true"
+)
+TESTS: Final[dict[str, Any]] = {
+    **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
+    **{name: priced(JINJA_TESTS[name]) for name in _PRICED_TESTS.split()},
+}
+MAX_TOKENS: Final = 10_000  # of a template; the text between two expressions is one
+MAX_BRACKETS: Final = 25  # in each other
+MAX_INTEGER: Final = 2**63 - 1
+
+
+def unknown(what: str, name: str, known: Mapping[str, object]) -> str:
+    return f"there is no {what} {name:.60}{suggested(name, known)}"
+
+
+def suggested(name: object, known: object, path: str = "") -> str:
+    if not isinstance(known, dict) or not isinstance(name, str) or len(name) > 60:
+        return ""
+    meant = near(name, (key for key in known if isinstance(key, str)))
+    return f": did you mean {(path + key_of(meant)).removeprefix('.')}?" if meant is not None else ""
+
+
+def key_of(key: object) -> str:
+    return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
+
+
+ENVIRONMENT: Final = _Environment()
+MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
 
 
 class TemplateSet:

@@ -15,7 +15,7 @@ import pytest
 from gitboot.child_processes import spawn
 from gitboot.cli.main import Exit
 from gitboot.cli.terminal import LogFormat, tell
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers.disks_and_terminals import COLUMNS, shown
 from tests.helpers.instance_with_bmcs import typed
 

@@ -21,7 +21,7 @@ from gitboot.controller.loop import Bell, Loop, Ring
 from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
 from gitboot.publish.manifest import STATUS
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Stage
 from tests.helpers.fleets import SEED, maintenance
 from tests.helpers.instance_in_process import Parts, in_process

@@ -20,7 +20,7 @@ from gitboot.controller.notifications import Notices, notifying
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers.fleets import SEED, at, configured, fleet, server
 from tests.helpers.http_peers import Hook, hook, notify_file
 from tests.helpers.instance_with_bmcs import typed

@@ -36,8 +36,7 @@ from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import Files, is_content
 from gitboot.render.server_files import RenderedState
 from gitboot.review.guards import Limits
-from gitboot.status.conditions import with_state
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event, with_state
 from gitboot.system_clock import uptime
 from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of

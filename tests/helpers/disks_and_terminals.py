@@ -18,7 +18,7 @@ import pytest
 
 from gitboot.cli.terminal import tell
 from gitboot.standard_streams import guarded
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 # A real disk that fails: ext4 on a loop device, whose blocks lie on a small tmpfs that can be filled.
 

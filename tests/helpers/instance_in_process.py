@@ -66,7 +66,7 @@ from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Told, unheard
 from gitboot.system_clock import Uptime, uptime
 from tests.helpers import fleets

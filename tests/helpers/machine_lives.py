@@ -37,7 +37,7 @@ from gitboot.render.plan_and_record_files import (
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers import fleets
 from tests.helpers.bmcs import DISCS, NETWORK, RESCUE, Key, Reading, StandingOverride, Watched
 from tests.helpers.instance_in_process import UNLIMITED, Commits, Unsynced

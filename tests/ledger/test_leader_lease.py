@@ -46,7 +46,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile, OverrideEnabled, OverrideTarget
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers.cases import present
 from tests.helpers.fleets import at
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder

@@ -32,7 +32,7 @@ from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import uuid_of
 from tests.helpers.git_repositories import free_port

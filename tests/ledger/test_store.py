@@ -43,7 +43,7 @@ from gitboot.resolve.server_plan import (
     Offer,
     Phase,
 )
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
 from tests.helpers.fleets import at, uuid_of
 from tests.helpers.instance_in_process import Unsynced

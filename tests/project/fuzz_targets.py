@@ -42,8 +42,7 @@ from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from gitboot.resolve.template_sandbox import MAX_BYTES, TemplateFault
-from gitboot.resolve.templates import TemplateSet
+from gitboot.resolve.templates import MAX_BYTES, TemplateFault, TemplateSet
 from gitboot.system_clock import Uptime
 from tests.helpers.endpoints import BEFORE, FLEET, Site, connect, read_all
 from tests.helpers.fleets import SEED

@@ -14,8 +14,8 @@ from typing import Final
 import click
 import pytest
 
-from gitboot.cli.configuration_file import Setting, keys_of
 from gitboot.cli.main import cli
+from gitboot.cli.options import Setting, keys_of
 from tests.helpers.fleets import SEED
 from tests.helpers.git_repositories import program
 from tests.helpers.running_instance import Repository

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 
 from gitboot.problems import Code
 from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
-from gitboot.resolve import template_sandbox
-from gitboot.resolve.template_sandbox import MAX_BYTES, MAX_STEPS, TemplateFault
-from gitboot.resolve.templates import TemplateSet
+from gitboot.resolve import templates
+from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, TemplateSet
 from tests.helpers.cases import for_each
 from tests.helpers.running_instance import peak_mib
 
@@ -123,7 +122,7 @@ FILTERS = {
 
 
 def test_every_filter_has_its_example() -> None:
-    assert set(FILTERS) == set(template_sandbox.FILTERS)
+    assert set(FILTERS) == set(templates.FILTERS)
 
 
 @for_each("name", FILTERS)
@@ -132,7 +131,7 @@ def test_filter_gives(name: str) -> None:
     assert render(source) == text
 
 
-@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(template_sandbox.FILTERS)))
+@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(templates.FILTERS)))
 def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
         fault = fault_of(source)
@@ -140,7 +139,7 @@ def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
         assert f"there is no filter {name}" in fault.message
 
 
-@for_each("name", sorted(set(jinja2.tests.TESTS) - set(template_sandbox.TESTS)))
+@for_each("name", sorted(set(jinja2.tests.TESTS) - set(templates.TESTS)))
 def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
     fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED

@@ -22,7 +22,7 @@ from gitboot.model.scalars import parse_uuid
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Bench, Parts, in_process, note_fetch

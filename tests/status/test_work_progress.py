@@ -24,7 +24,7 @@ from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answ
 from gitboot.fleet.revision import BlobId
 from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.work_progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
 from tests.helpers import endpoints, http_peers
 from tests.helpers.disks_and_terminals import shown

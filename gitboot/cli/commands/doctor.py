@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
+    config_of,
     credentials_option,
     now,
     output_option,

@@ -16,7 +16,7 @@ from gitboot.cli.options import allowance_options
 from gitboot.cli.terminal import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.jsonio import facts
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import Settings

@@ -19,7 +19,7 @@ from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine
 from gitboot.jsonio import document
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")

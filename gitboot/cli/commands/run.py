@@ -19,7 +19,6 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import raise_limits, reap_orphans, uncollected
 from gitboot.cli.commands.prepare_tree import prepare_command
 from gitboot.cli.commands.serve import worker_command
-from gitboot.cli.configuration_file import Setting, config_option
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     access_of,
@@ -40,8 +39,10 @@ from gitboot.cli.options import (
     MOST_MEMORY_MIB,
     TRUST,
     FiniteRange,
+    Setting,
     accept_filesystem_option,
     allowance_settings,
+    config_option,
     credentials_option,
     limit_settings,
     limits_of,
@@ -66,7 +67,7 @@ from gitboot.files import check_private
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.publish.targets.follower import parse_target
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 
@@ -479,10 +480,11 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
-    from gitboot.controller.forge import telling, witness_of
-    from gitboot.controller.instance.assembly import running
-    from gitboot.controller.loop import Audience, Bell, Loop
-    from gitboot.controller.notifications import notifying
+    with uncollected():  # what modules make stays
+        from gitboot.controller.forge import telling, witness_of
+        from gitboot.controller.instance.assembly import running
+        from gitboot.controller.loop import Audience, Bell, Loop
+        from gitboot.controller.notifications import notifying
 
     bell = Bell()
     with (

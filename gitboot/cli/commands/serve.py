@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.child_processes import end_with, python, raise_limits, reap_orphans
-from gitboot.cli.configuration_file import config_option, handed_settings
+from gitboot.child_processes import end_with, python, raise_limits, reap_orphans, uncollected
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     _clock,
@@ -35,12 +34,18 @@ from gitboot.cli.endpoint_options import (
     shared_ledger_options,
     why_not_shared,
 )
-from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
+from gitboot.cli.options import (
+    accept_filesystem_option,
+    config_option,
+    handed_settings,
+    reject_old_variables,
+    secret_keys_option,
+)
 from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
 from gitboot.ledger.location import PostgresAddress
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
@@ -118,6 +123,8 @@ def command(
     It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
     instants that the tree names.
     """
+    with uncollected():  # what modules make stays
+        from gitboot.endpoint import app, recorder, server  # noqa: F401
     tell_what_is_logged()
     reject_old_variables()
     if parent is not None:

@@ -25,7 +25,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.server_decision import OverrideEnabled
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
 READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays

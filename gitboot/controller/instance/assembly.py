@@ -83,8 +83,7 @@ from gitboot.publish.tree_reader import Words, folders, records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, ahead
 from gitboot.resolve.server_decision import BootFile
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Laps, Stage, Underway, Work, WorkListener
 from gitboot.system_clock import Uptime, uptime

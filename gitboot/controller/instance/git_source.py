@@ -20,7 +20,7 @@ from gitboot.git.repository import has_repository
 from gitboot.git.signatures import SignatureKeys, Signatures
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 def look_for_repository(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.location import PostgresAddress
 from gitboot.publish.targets.follower import TargetAddress
 from gitboot.review.guards import Limits
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
 

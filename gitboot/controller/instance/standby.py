@@ -38,8 +38,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.publish.tree_changes import WindowEnds, end_windows
-from gitboot.status.conditions import Condition
-from gitboot.status.events import Event
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from gitboot.ledger.instance_tables import Request, Withheld
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from gitboot.system_clock import Keeping, Uptime
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched

@@ -32,7 +32,7 @@ from gitboot.resolve.boot_limits import SoleClaim
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision
 from gitboot.resolve.server_plan import Offer
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

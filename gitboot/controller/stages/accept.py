@@ -10,7 +10,7 @@ from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.ledger_changes import Batch
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 def accept(state: InstanceState, this: Pass) -> InstanceState:

@@ -18,7 +18,7 @@ from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.ledger_changes import Batch
 from gitboot.controller.records.ledger_snapshot import Knowledge, fetches_of
 from gitboot.controller.records.ledger_trust import doubt_of
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 def learn(state: InstanceState, this: Pass) -> InstanceState:

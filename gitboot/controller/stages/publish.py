@@ -21,7 +21,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import terms_of
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.server_plan import Cause
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:

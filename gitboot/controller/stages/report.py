@@ -13,7 +13,7 @@ from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.errors import LedgerError
-from gitboot.status.events import Event, folded
+from gitboot.status.conditions import Event, folded
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 _MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have yet

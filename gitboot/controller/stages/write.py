@@ -10,7 +10,7 @@ from gitboot.controller.reconcile_inputs import Intake
 from gitboot.controller.reconcile_pass import Pass
 from gitboot.controller.records import ledger_snapshot
 from gitboot.controller.records.ledger_changes import Learnt
-from gitboot.status.events import folded
+from gitboot.status.conditions import folded
 
 
 def write(state: InstanceState, this: Pass) -> InstanceState:

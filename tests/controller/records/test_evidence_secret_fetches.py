@@ -16,7 +16,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
-from gitboot.status.events import Event
+from gitboot.status.conditions import Event
 from tests.helpers.fleets import uuid_of
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

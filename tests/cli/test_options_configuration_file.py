@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.main import Exit, cli
+from gitboot.cli.options import Setting, key_of, keys_of, variables_of
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import configured

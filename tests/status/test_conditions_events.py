@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from gitboot.status.events import Event, folded
+from gitboot.status.conditions import Event, folded
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 LACKS = "no directory of credentials is given, and bmc-ams2 is needed (--credentials)"
