@@ -54,12 +54,10 @@ def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == AHEAD
     now = at_entry(found, NOON)
-    assert now is not None
-    assert now.content == found.files[ENTRY].sha256
+    assert now is not None and now.content == found.files[ENTRY].sha256
     for day in (21, 22):
         inside, after = at_entry(found, at(f"{day}T22:30")), at_entry(found, at(f"{day}T23:00"))
-        assert inside is not None
-        assert after is not None
+        assert inside is not None and after is not None
         assert "memtest-7" in found.published.contents[str(inside.content)]
         assert after == now._replace(since=at(f"{day}T23:00"))
 
@@ -96,8 +94,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
         found = state(*documents, record=Record())
         data = found.files["ops/servers/web01.json"].content
-        assert parse(data) == found.published
-        assert render(parse(data)) == data
+        assert (parse(data), render(parse(data))) == (found.published, data)
 
 
 @for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
@@ -182,8 +179,7 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
     if instead is None:
         assert version.writes is None
     else:
-        assert version.writes is not None
-        assert version.writes.once == once
+        assert version.writes is not None and version.writes.once == once
         assert version.writes.needs == (Need("assets/flatcar-1/initrd", None), Need("assets/flatcar-1/kernel", None))
         text = found.published.contents[str(version.writes.fallback)]
         assert "in place of a boot that writes a disk" in text
@@ -244,9 +240,7 @@ def test_unknown_machines_may_have_user_data() -> None:
 def test_an_argument_that_renders_to_nothing_is_none() -> None:
     conditional = profile("web", "flatcar-1", "kernelArguments: [\"{{ 'a' if vars.x is defined }}\", b]")
     found = state(*SEED[:4], conditional, *SEED[5:]).plan
-    assert found is not None
-    assert found.boot is not None
-    assert found.boot.kernel_arguments == ("b",)
+    assert found is not None and found.boot is not None and found.boot.kernel_arguments == ("b",)
 
 
 def test_a_status_says_which_conditions_hold() -> None:

@@ -63,8 +63,7 @@ def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
 
 def test_each_field_names_the_resource_that_set_it() -> None:
     rows = table(explained())
-    assert rows["site"] == ("fra1", "-", "Fleet/test")
-    assert rows["phase"][:2] == ("Disk", "R5")
+    assert (rows["site"], rows["phase"][:2]) == (("fra1", "-", "Fleet/test"), ("Disk", "R5"))
     assert rows["policy"] == ("edge", "R3", "BootPolicy/edge")
     assert rows["networkBoot"] == ("Once", "R3", "BootPolicy/worker")
     assert rows["profile"] == ("web", "R3", "BootPolicy/worker")
@@ -114,8 +113,7 @@ def test_under_a_maintenance_the_policy_lost_and_the_reasons_are_the_maintenance
 def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
     once = (*RICH[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
     rows = table(explained(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
-    assert rows["phase"][0] == "Disk"
-    assert rows["image"][0] == "memtest-7"
+    assert (rows["phase"][0], rows["image"][0]) == ("Disk", "memtest-7")
 
 
 @for_each(
@@ -186,8 +184,7 @@ def test_facts_are_json_values() -> None:
     import json
 
     said = json.loads(json.dumps(facts(explained())))
-    assert said["server"] == "web01"
-    assert said["reasons"][0]["field"] == "site"
+    assert (said["server"], said["reasons"][0]["field"]) == ("web01", "site")
     assert said["lost"][0] == {
         "candidate": "BootPolicy/low",
         "rule": "R3",

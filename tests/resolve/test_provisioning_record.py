@@ -268,6 +268,5 @@ def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> Non
     assert found is not None
     assert (found.cause, found.user_data, found.data, found.next_transition) == (Cause.PROVISIONED, None, None, None)
     reported = plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
-    assert reported is not None
-    assert reported.user_data is not None
+    assert reported is not None and reported.user_data is not None
     assert reported.next_transition == at("20T14:00")
