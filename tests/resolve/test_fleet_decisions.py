@@ -19,7 +19,7 @@ from gitboot.resolve.policy_selection import in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.server_decision import Boot
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -692,8 +692,7 @@ def test_the_override_that_a_plan_wants(
         profile("web", "a-1", method if http else "", method="UefiHttp" if http else method),
         policy("web", "All", policy_spec, often=often),
     )
-    found = planned(NOON, *documents, record=PENDING)
-    assert found is not None
+    found = present(planned(NOON, *documents, record=PENDING))
     wanted = found.override
     shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.set_again) if wanted else None
     assert shown == expected

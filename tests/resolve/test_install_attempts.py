@@ -24,7 +24,7 @@ from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import returning
 from gitboot.review.risks import Risk
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import (
     SEED,
@@ -88,8 +88,7 @@ def test_e11_e12_a_server_without_a_record_is(
     found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
     assert found.known is known
     assert found.why
-    boots = plan(decided, at("20T12:00"), found.record(decided))
-    assert boots is not None
+    boots = present(plan(decided, at("20T12:00"), found.record(decided)))
     assert (boots.phase is Phase.NETWORK) == (known is not Known.UNKNOWN and decided.provision > 0)
 
 
@@ -168,8 +167,7 @@ def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: 
     decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
     (asked,) = decided.maintenances
     instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
-    planned = plan(decided, instant, MADE)
-    assert planned is not None
+    planned = present(plan(decided, instant, MADE))
     assert (planned.phase, planned.cause) == (
         (Phase.MAINTENANCE, Cause.MAINTENANCE) if again else (Phase.DISK, Cause.MAINTENANCE_DONE)
     )
