@@ -282,7 +282,8 @@ def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None
     seen: dict[BootFile, Sighting] = {}
     results = ReadResults(Held())
     look_at_all(WebFetcher(), files, results, seen.__setitem__, read=True, parallel=8)
-    assert ({each.presence for each in seen.values()}, seen.keys()) == ({Presence.VERIFIED}, set(files))
+    assert {each.presence for each in seen.values()} == {Presence.VERIFIED}
+    assert seen.keys() == set(files)
     again: dict[BootFile, Sighting] = {}
     look_at_all(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
     assert (again, server.asked["GET", "/1"]) == (seen, 1)
