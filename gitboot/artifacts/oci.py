@@ -371,7 +371,6 @@ class OciReference:
         return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
 
     def at(self, digest: Digest) -> OciReference:
-        """What has that digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     @property

@@ -198,7 +198,6 @@ class Plain:
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def of(self, resource: Resource) -> dict[str, Any]:
-        """Return a resource as templates see it."""
         last = self._last if isinstance(resource, Server) else self._made.get(id(resource))
         if last is not None and last[0] is resource:
             return last[1]
@@ -229,7 +228,6 @@ class Context:
         self._mapping: dict[str, Any] | None = None
 
     def having(self, **more: Any) -> Context:
-        """Return the context with more names."""
         other = Context(self._plain, self._boot, self._source, self._shared)
         other._more, other._common = {**self._more, **more}, self._common
         return other

@@ -616,7 +616,6 @@ class TemplateSet:
         return template if isinstance(template, str) else rendered(template, context)
 
     def names(self, path: str) -> frozenset[str]:
-        """Return the names that the template of a file takes from its context."""
         try:
             return names_in(self._source(path))
         except TemplateFault as fault:
