@@ -458,10 +458,9 @@ def resolve(
 
 
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
-    found = files(layers, str(reference))
     artifacts = {
         role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
-        for role, several in found.items()
+        for role, several in files(layers, str(reference)).items()
     }
     return {
         role: artifacts[role] if role == "initrds" else artifacts[role][0]
