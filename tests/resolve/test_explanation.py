@@ -63,21 +63,26 @@ def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
 
 def test_each_field_names_the_resource_that_set_it() -> None:
     rows = table(explained())
-    assert (rows["site"], rows["phase"][:2]) == (("fra1", "-", "Fleet/test"), ("Disk", "R5"))
-    assert rows["policy"] == ("edge", "R3", "BootPolicy/edge")
-    assert rows["networkBoot"] == ("Once", "R3", "BootPolicy/worker")
-    assert rows["profile"] == ("web", "R3", "BootPolicy/worker")
-    assert rows["provision"] == ("2", "R5", "Server/web01")
-    assert rows["image"] == ("flatcar-1", "R4", "ImageStream/flatcar")
-    assert rows["kernelArguments[0]"] == ("from-image", "R7", "BootImage/flatcar-1")
-    assert rows["kernelArguments[1]"] == ("from-edge", "R7", "BootPolicy/edge")
-    assert rows["kernelArguments[2]"] == ("console=ttyS1", "R7", "BootProfile/web")
-    assert rows["kernelArguments[3]"] == ("from-server", "R7", "Server/web01")
-    assert rows["kernelArguments[4]"][0].startswith("ds=nocloud;s=http://fra1.test/o/")
-    assert rows["kernelArguments[4]"][2] is None  # gitboot adds it
-    assert rows["userData"] == ("t.j2", "R6", "BootProfile/web")
-    assert rows["vars.console"] == ("ttyS1", "R7", "Server/web01")
-    assert rows["vars.pool"] == ("worker", "R7", "BootPolicy/worker")
+    added, rule, resource = rows.pop("kernelArguments[4]")
+    assert added.startswith("ds=nocloud;s=http://fra1.test/o/")
+    assert (rule, resource) == ("R7", None)  # gitboot adds it
+    assert rows == {
+        "site": ("fra1", "-", "Fleet/test"),
+        "phase": ("Disk", "R5", None),
+        "policy": ("edge", "R3", "BootPolicy/edge"),
+        "networkBoot": ("Once", "R3", "BootPolicy/worker"),
+        "profile": ("web", "R3", "BootPolicy/worker"),
+        "provision": ("2", "R5", "Server/web01"),
+        "image": ("flatcar-1", "R4", "ImageStream/flatcar"),
+        "method": ("Pxe", "R6", "BootProfile/web"),
+        "kernelArguments[0]": ("from-image", "R7", "BootImage/flatcar-1"),
+        "kernelArguments[1]": ("from-edge", "R7", "BootPolicy/edge"),
+        "kernelArguments[2]": ("console=ttyS1", "R7", "BootProfile/web"),
+        "kernelArguments[3]": ("from-server", "R7", "Server/web01"),
+        "userData": ("t.j2", "R6", "BootProfile/web"),
+        "vars.console": ("ttyS1", "R7", "Server/web01"),
+        "vars.pool": ("worker", "R7", "BootPolicy/worker"),
+    }
 
 
 def test_each_field_has_its_file_line_and_column() -> None:
