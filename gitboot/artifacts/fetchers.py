@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -160,12 +160,8 @@ class FolderFetcher:
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
         path = self._found(url)
-        head = _head_of_file(path)
-        chunks = _chunks_of_file(path, offset)
-        try:
-            yield Content(head, offset, chunks)
-        finally:
-            chunks.close()
+        with closing(_chunks_of_file(path, offset)) as chunks:
+            yield Content(_head_of_file(path), offset, chunks)
 
     def _found(self, url: str) -> Path:
         path = unquote(urlsplit(url.removeprefix(self._url)).path)
