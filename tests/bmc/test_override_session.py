@@ -175,8 +175,7 @@ def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     result = rack.bring_about(password="wrong")
     assert result.outcome is Outcome.STALLED
     assert "401" in result.message
-    assert [request.method for request in rack.server.service.requests] == ["GET"]
-    assert rack.written == []
+    assert ([request.method for request in rack.server.service.requests], rack.written) == (["GET"], [])
 
 
 @pytest.mark.parametrize(
