@@ -117,7 +117,7 @@ _FIRST: Final = (
         "scenarios/test_unwritable_ledger",
         "controller/instance/test_standby_tree",
         "evaluator/test_client",
-        "evaluator/test_evaluation_hostile_commits",
+        "evaluator/test_evaluation",
         "scenarios/test_run",
         "docs/test_operations",
     ),

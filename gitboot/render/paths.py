@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -77,7 +77,6 @@ class Kind(StrEnum):
 
 
 def _serial(text: str) -> str:
-    """Return a serial number. Raises `Malformed` for one that identifies no machine."""
     if is_placeholder_serial(text):
         raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} identifies no machine")
     return text
@@ -245,13 +244,11 @@ def identity_of(kind: Kind, value: str) -> str:
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that has a group for each line of a table."""
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
 _RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
 _CANONICAL: Final = _any_of(BOOT + kind.expression for kind in TABLE)
-_ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
 @lru_cache(maxsize=_RECENT)
@@ -332,8 +329,13 @@ def publication_stage(path: str) -> Stage:
     return Stage.BOOT_SCRIPTS
 
 
-_PIECES: Final = tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 _BOOTING: Final = frozenset({Role.ENTRY, Role.OFFER, Role.LOOK})  # of what names content
+
+
+@cache
+def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
+    """Return the role of each line of the table, and an expression for each folder of its paths and for its file."""
+    return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
 def move_order(path: str) -> int:
@@ -345,16 +347,23 @@ def move_order(path: str) -> int:
         return 0
     parts = path.removeprefix(BOOT).split("/")
     roles = {
-        role for role, pieces in _PIECES if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
+        role
+        for role, pieces in _folder_expressions()
+        if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
     }
     if not roles:
         return 4
     return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
 
 
+@cache
+def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
+    return tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
+
+
 def asked_for(path: str) -> Iterator[Asked]:
     """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
-    for kind, expression in _ANY_SPELLING:
+    for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
             try:
                 value = _IDENTITIES[kind.kind].parse(found[1])
@@ -363,8 +372,9 @@ def asked_for(path: str) -> Iterator[Asked]:
             rest = path[found.end(1) :]
             orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
             for each in orders:
-                own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
-                yield Asked(kind, identity_of(kind.kind, value), own)
+                yield Asked(
+                    kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
+                )
 
 
 _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)

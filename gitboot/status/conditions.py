@@ -39,7 +39,6 @@ def folded(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _of_all(events: list[Event]) -> Event:
-    """Return one event for the servers of several."""
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
     facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
@@ -50,6 +49,8 @@ def _of_all(events: list[Event]) -> Event:
 ANY: Final = "*"  # reasons that are the names of errors
 BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
 SERVER: Final = "SERVER"
+STATUS_CURRENT: Final = "StatusCurrent"
+STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
 STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
 
 
@@ -97,7 +98,6 @@ class ConditionType:
     announced: Announcement = Announcement.CHANGE
 
     def remedy(self, reason: str) -> str | None:
-        """Return the line that leads out of a reason."""
         return self.remedies.get(reason, self.remedies.get(ANY))
 
     def announcement(self, before: Condition | None, now: Condition) -> str | None:
@@ -459,5 +459,4 @@ def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def with_state(line: str, state: str) -> str:
-    """Return a line with the state directory in it."""
     return filled(line, {STATE: state})

@@ -44,7 +44,7 @@ from gitboot.render.page import MADE_OF
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.endpoints import ONCE, Fleet, Site, get
 from tests.helpers.fleets import at, fleet
 from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, shown_fleet

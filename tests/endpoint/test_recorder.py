@@ -35,7 +35,7 @@ from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetches
 from gitboot.resolve.provisioning_record import Record
 from gitboot.system_clock import Keeping, Uptime
 from tests.endpoint.test_server import served
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.endpoints import (
