@@ -19,9 +19,9 @@ from msgspec.msgpack import Encoder
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
+    Cache,
     DecidedRow,
     Decoded,
-    Results,
     decision_of,
     decoded_row,
     decoded_servers,
@@ -194,7 +194,7 @@ class Evaluator:
         snapshots: Snapshots,
         *,
         begun: Callable[[int], None] = lambda _: None,
-        results: Results | None = None,
+        results: Cache | None = None,
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots

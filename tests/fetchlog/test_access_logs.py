@@ -159,8 +159,7 @@ def test_a_boot_that_was_sent_to_an_unknown_address_is_used_up_and_proves_nothin
 
 
 def test_caddy_names_the_client_behind_a_proxy() -> None:
-    found = caddy({"remote_ip": "10.0.0.1", "client_ip": "10.12.0.13"})
-    assert found == OBSERVED
+    assert caddy({"remote_ip": "10.0.0.1", "client_ip": "10.12.0.13"}) == OBSERVED
 
 
 @pytest.mark.parametrize("at", ["", "soon", "2026-11-20T22:00:30"])
@@ -376,7 +375,6 @@ FIELDS = {
 
 
 def cloudfront(**changes: str) -> tuple[Told, Told]:
-    """Of a line of 33 fields, and of an object."""
     fields = {**FIELDS, **{name.replace("_", "-"): value for name, value in changes.items()}}
     return read(("\t".join(fields.values()) + "\n").encode()), read(json.dumps(fields).encode())
 
@@ -515,7 +513,6 @@ def site(tmp_path: Path) -> Site:
 
 
 def verified(*arguments: object) -> dict[str, Any]:
-    """Return what `gitboot verify-mirror` reports, with findings or without."""
     done = captured("verify-mirror", *arguments, "-o", "json")
     assert done.returncode in (0, 8), done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -548,7 +545,6 @@ def test_finding_m3_a_check_through_a_cache_uses_up_no_boot_of_an_endpoint(
 
 @pytest.fixture(params=["nginx", "caddy"])
 def mirror(request: pytest.FixtureRequest, site: Site, tmp_path: Path) -> Iterator[Mirror]:
-    """A mirror by the published configuration; its log is evidence."""
     (tmp_path / "mirror").mkdir()
     running = mirrors.nginx if request.param == "nginx" else mirrors.caddy
     with running(site.root / "boot", site.root / "ops/serve", tmp_path / "mirror") as mirror:

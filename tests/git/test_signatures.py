@@ -91,13 +91,11 @@ def why(signatures: Signatures, commit: Revision) -> str:
 
 
 def commit_bytes(work: Work) -> bytes:
-    """The newest commit as Git stores it."""
     command = ["git", "cat-file", "commit", "HEAD"]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
 
 
 def signed_by(raw: bytes, signature: bytes) -> bytes:
-    """A commit with this signature in its header."""
     header = b"\ngpgsig " + signature.strip().replace(b"\n", b"\n ")
     return raw.replace(b"\n\n", header + b"\n\n", 1)
 
@@ -228,8 +226,7 @@ def test_what_was_changed_after_it_was_signed_does_not_count(
 def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
     work.git("reset", "--quiet", "--hard", "HEAD^")
-    commit = ssh["ada"].commit(work)
-    changed = rewritten(work, commit, first, evil)
+    changed = rewritten(work, ssh["ada"].commit(work), first, evil)
     assert "changed after it" in why(looking(work, TrustedKeys(allowed_signers=signers)), changed)
 
 
@@ -255,7 +252,6 @@ def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyri
 
 
 def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
-    """Whether `git verify-commit` takes the commit, with the same allowed signers."""
     command = ["git", "-c", f"gpg.ssh.allowedSignersFile={signers}", "verify-commit", commit]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
@@ -407,8 +403,7 @@ def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_
     work.git("switch", "--quiet", "main")
     merged = ssh["ada"].merge(work, "side")
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert signatures.faults(accepted, [merged]) == {}
-    assert list(signatures.faults(accepted, [side])) == [side]
+    assert (signatures.faults(accepted, [merged]), list(signatures.faults(accepted, [side]))) == ({}, [side])
     assert list(signatures.faults(merged, [side])) == [side]  # back to what a merge brought in
 
 
@@ -463,8 +458,7 @@ def test_a_tag_that_is_followed_has_to_be_signed(
     kind: str,
     reference: str,
 ) -> None:
-    people = {"ssh": ssh, "gpg": gpg}[kind]
-    people["ada"].tag(work, "v1.1.0")
+    {"ssh": ssh, "gpg": gpg}[kind]["ada"].tag(work, "v1.1.0")
     signatures, commit = followed(
         work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     )
