@@ -96,7 +96,6 @@ class FleetSummary:
 
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
-        """Every pin and hold, in the order of their servers and streams."""
         return tuple(opt_outs(self._loaded.repository))
 
     @cached_property
@@ -266,7 +265,6 @@ class _Evaluating:
         self._rows: Mapping[str, DecidedRow] = {}
 
     def evaluation(self) -> Evaluation:
-        """Return the evaluation. Raises `InvalidRepository` with every problem of the commit."""
         beside = self._beside
         before = beside.loaded if beside is not None else None
         listing = list_files(self._snapshot, before)

@@ -114,7 +114,6 @@ def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
 
 
 def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
-    """Who wrote a commit of a clone, and when; None where it is not there."""
     with clone.reading() as ours:
         if revision not in ours.odb:
             return None

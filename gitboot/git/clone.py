@@ -252,7 +252,6 @@ class Source:
 
 
 def detached(remote: Remote) -> str:
-    """Return the message for a repository that does not tell which branch to follow."""
     return (
         f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked out with "
         "--rev HEAD"

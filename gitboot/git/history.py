@@ -112,7 +112,6 @@ def date_of(who: Person) -> datetime:
 
 
 def named(who: Person) -> str:
-    """Name <address>, on one line."""
     return one_line(f"{_text(who.name)} <{_text(who.email)}>")
 
 
@@ -241,7 +240,6 @@ def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen
 
 
 def ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
-    """Return these commits and all that led to them."""
     return set(_sorted_topologically(reader, tips, seen=set()))
 
 
@@ -323,7 +321,6 @@ def message_of(commit: CommitObject) -> Message:
 
 
 def has_acknowledgement(commit: CommitObject) -> bool:
-    """Return whether a commit's message may have a line that acknowledges something."""
     return _ACKNOWLEDGEMENT.search(commit.message) is not None
 
 

@@ -339,7 +339,6 @@ def _check_private_key(file: Path) -> None:
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
-    """Write the keys that the remote's host may show to where libssh2 looks for them."""
     parts = address(remote.url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     try:

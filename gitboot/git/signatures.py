@@ -115,7 +115,6 @@ class Signatures:
         return self._judged(revision, judge)
 
     def _judged(self, name: str, judge: Callable[[], Signer]) -> Signer | Distrusted:
-        """What was judged of something before, or is now."""
         mark = self._mark_of_keys()
         if mark != self._mark or len(self._known) > _MOST_KNOWN:
             self._known, self._mark = {}, mark

@@ -320,7 +320,6 @@ def prune(tx: Transaction, before: datetime) -> None:
 
 
 def taken(store: Store) -> dict[str, int]:
-    """How far each file of the spool was taken in, in bytes."""
     return dict(store.rows("SELECT file, taken FROM spool ORDER BY file"))
 
 
@@ -373,7 +372,6 @@ def read_machines(store: Store) -> dict[SystemUuid, Machine]:
 
 
 def standing(store: Store) -> frozenset[SystemUuid]:
-    """The machines of the accepted commit."""
     return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
 
 
@@ -408,7 +406,6 @@ def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, Overr
 
 
 def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
-    """What is pinned, by the UUID that the document says."""
     with store.reading():
         rows = store.rows("SELECT * FROM pins ORDER BY uuid")
         return {SystemUuid(uuid): parse(Pinned, found) for uuid, found in rows}
