@@ -104,35 +104,31 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("who", "expected"),
+    ("kind", "who", "expected"),
     [
-        ("ada", RIGHT),
-        ("eve", "which is not listed"),
-        ("old", "which has expired"),
-        ("mail", "listed for other things"),
+        ("ssh", "ada", RIGHT),
+        ("ssh", "eve", "which is not listed"),
+        ("ssh", "old", "which has expired"),
+        ("ssh", "mail", "listed for other things"),
+        ("gpg", "ada", RIGHT),
+        ("gpg", "eve", "which is not listed"),
+        ("gpg", "expired", "has expired"),
+        ("gpg", "revoked", "was revoked"),
     ],
 )
-def test_an_ssh_signature_counts_as_its_key_does(
-    work: Work, ssh: dict[str, Person], signers: Path, who: str, expected: str
+def test_a_signature_counts_as_its_key_does(
+    work: Work,
+    ssh: dict[str, Person],
+    gpg: dict[str, Person],
+    signers: Path,
+    keyring: Path,
+    kind: str,
+    who: str,
+    expected: str,
 ) -> None:
-    commit = ssh[who].commit(work, {"fleet.yaml": who})
-    assert expected in why(looking(work, TrustedKeys(allowed_signers=signers)), commit)
-
-
-@pytest.mark.parametrize(
-    ("who", "expected"),
-    [
-        ("ada", RIGHT),
-        ("eve", "which is not listed"),
-        ("expired", "has expired"),
-        ("revoked", "was revoked"),
-    ],
-)
-def test_an_openpgp_signature_counts_as_its_key_does(
-    work: Work, gpg: dict[str, Person], keyring: Path, who: str, expected: str
-) -> None:
-    commit = gpg[who].commit(work, {"fleet.yaml": who})
-    assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+    commit = {"ssh": ssh, "gpg": gpg}[kind][who].commit(work, {"fleet.yaml": who})
+    trusted = TrustedKeys(allowed_signers=signers) if kind == "ssh" else TrustedKeys(openpgp_keys=keyring)
+    assert expected in why(looking(work, trusted), commit)
 
 
 def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
@@ -240,10 +236,7 @@ def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], sig
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
 def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
-    raw = subprocess.run(
-        ["git", "cat-file", "commit", "HEAD"], cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True
-    ).stdout
-    commit = stored(work, raw.replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
+    commit = stored(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     assert why(looking(work, trusted), commit) != RIGHT
 

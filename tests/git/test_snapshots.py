@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha1
 from pathlib import Path
 from zlib import compressobj
@@ -268,13 +268,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path, be
 def test_blobs_can_be_read_in_any_thread(work: Work) -> None:
     work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
     snapshot = open_snapshot(work.path, "HEAD")
-    results: list[dict[str, str]] = []
-    threads = [threading.Thread(target=lambda: results.append(contents(snapshot))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [contents(snapshot)] * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(contents, [snapshot] * 4)) == [contents(snapshot)] * 4
 
 
 def test_a_missing_object_is_a_source_error(work: Work) -> None:

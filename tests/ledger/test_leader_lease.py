@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -170,26 +171,17 @@ def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) ->
 def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
     with open_ledger(path):
         pass
-    took: list[int] = []
     barrier = threading.Barrier(6)
 
-    def take(number: int) -> None:
+    def take(number: int) -> bool:
         with open_ledger(path) as ledger:
             barrier.wait()
-            try:
-                ledger.database.hold(Holder(str(number), "", 3600))
-            except HeldByAnother:
-                barrier.wait()
-                return
-            took.append(number)
+            is_taken = taken_by(ledger, Holder(str(number), "", 3600))
             barrier.wait()
+            return is_taken
 
-    threads = [threading.Thread(target=take, args=(each,)) for each in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(took) == 1
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(take, range(6))) == 1
 
 
 def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
@@ -472,13 +464,12 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
                 for number in range(first, first + count):
                     fetches.record(replace(GIVEN, server=f"web{number}"), str(lease.lease))
 
-        threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
-        for thread in threads:
-            thread.start()
         offsets = dict[str, int]()
-        while any(thread.is_alive() for thread in threads):
-            found = recorded.read(offsets)
-            offsets, read = found.offsets, [*read, *found.observations]
+        with ThreadPoolExecutor(4) as pool:
+            recording = [pool.submit(record, each * count) for each in range(4)]
+            while not all(each.done() for each in recording):
+                found = recorded.read(offsets)
+                offsets, read = found.offsets, [*read, *found.observations]
         read += recorded.read(offsets).observations
         assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -58,18 +59,12 @@ def own() -> Iterator[PostgresServer]:
 
 
 def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
-    found: list[str] = []
-
-    def look() -> None:
+    def look(path: Path) -> str:
         with open_ledger(path) as ledger:
-            found.append(instance_tables.read(ledger).identity)
+            return instance_tables.read(ledger).identity
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert (len(found), len(set(found))) == (4, 1)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(look, [path] * 4)}) == 1
     assert has_ledger(path.parent)
     assert not path.exists(), "there is no file"
 
@@ -529,7 +524,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
         assert instance_tables.give(ledger, NOON, "ada", "retry", {}) == 2, "they are counted on"
         put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
         assert server_tables.last_noted(ledger) == 1
-    told = moved(tmp_path, "file")
+    moved(tmp_path, "file")
     assert address_beside(path) is None
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
