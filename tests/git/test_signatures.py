@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
-from gitboot.git.clone import Source, tag_on
+from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
@@ -436,7 +435,7 @@ def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Pat
 def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[Signatures, Revision]:
     source = Source(Remote(url=str(work.path), reference=reference), state)
     commit = source.fetch()
-    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, partial(tag_on, source)), commit
+    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, source.tag_on), commit
 
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
