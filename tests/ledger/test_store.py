@@ -161,6 +161,8 @@ def test_a_damaged_file_is_refused_with_its_name_and_what_to_do(path: Path, dama
         "UPDATE observations SET facts = '[]'",
         "UPDATE requests SET facts = '7'",
         "UPDATE pins SET facts = '{}'",
+        "UPDATE pins SET facts = json_set(facts, '$.more', 1)",
+        "UPDATE offers SET facts = json_set(facts, '$.more', 1)",
         "DROP TABLE overrides",
     ],
 )
