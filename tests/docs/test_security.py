@@ -118,8 +118,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "artifacts/test_availability_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
@@ -286,11 +286,11 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "artifacts/test_availability_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
+        "artifacts/test_signatures.py::test_no_other_signature_of_openpgp_counts",
         "artifacts/test_local_copies.py::test_another_file_is_not_brought",
     ),
     "Hold a fetch": (
@@ -315,7 +315,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
-        "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
+        "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
         "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
     ),
     "Another machine": (
