@@ -173,8 +173,10 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     digest = hold(rack)
     for other_digest in ("0" * 64, digest[:12]):
         stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
-        assert stale.code == Exit.STALE
-        assert f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err
+        assert (
+            stale.code,
+            f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err,
+        ) == (Exit.STALE, True), stale
     other = rack.typed("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
