@@ -180,16 +180,6 @@ def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named
     assert (done.code, f"No such option '{old}'" in done.err, near in done.err) == (Exit.USAGE, True, True), done
 
 
-@pytest.mark.parametrize("variable", ["GITBOOT_OUTPUT", "GITBOOT_REFERENCE"])
-def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
-    for name in ("run", "serve", "doctor"):
-        with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
-            for parameter in command(name).params:
-                with pytest.MonkeyPatch.context() as patched:
-                    patched.setenv(variable, "x")
-                    assert parameter.resolve_envvar_value(context) != "x"
-
-
 @pytest.mark.parametrize(
     ("variable", "successor"),
     [
@@ -230,20 +220,22 @@ def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> 
     assert exit_of(error) == code
 
 
-@pytest.mark.parametrize(
-    ("case", "more", "code", "said"),
+@for_each(
+    ("fleet", "more", "code", "said"),
     [
-        ("valid", (), Exit.FINE, "2 servers, 2 images, no errors"),
-        ("a tie", (TIE,), Exit.INVALID, "1 error"),
-        ("a warning", (server("web03", "role: db"),), Exit.FINE, "1 warning"),
+        (FLEET[0], "", Exit.FINE, "2 servers, 2 images, no errors"),
+        (FLEET[0], TIE, Exit.INVALID, "1 error"),
+        (
+            FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "),
+            server("web03", "role: db"),
+            Exit.FINE,
+            "1 warning",
+        ),
     ],
 )
-def test_validate_exits_with_3_for_errors_alone(
-    tmp_path: Path, case: str, more: tuple[str, ...], code: Exit, said: str
-) -> None:
-    write_fleet(tmp_path, *more)
-    if case == "a warning":
-        (tmp_path / "00.yaml").write_text(FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "))
+def test_validate_exits_with_3_for_errors_alone(tmp_path: Path, fleet: str, more: str, code: Exit, said: str) -> None:
+    write_fleet(tmp_path, more)
+    (tmp_path / "00.yaml").write_text(fleet)
     done = gitboot("validate", tmp_path)
     assert (done.code, said in done.err) == (code, True), done
 
@@ -1007,22 +999,23 @@ def test_a_typo_in_the_file_is_named(repository: Repository, tmp_path: Path, tex
 
 
 @pytest.fixture(scope="module")
-def running_instance(
-    tmp_path_factory: pytest.TempPathFactory, repository: Repository
-) -> Iterator[tuple[Instance, Path]]:
-    folder = tmp_path_factory.mktemp("running")
-    with running(repository.bare, folder, "--poll", "3600", records="fresh") as instance:
-        eventually((folder / "state" / "status.json").exists)
-        yield instance, folder / "state"
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("running") / "state"
 
 
-def test_status_shows_an_instance_that_runs(running_instance: tuple[Instance, Path]) -> None:
-    instance, state = running_instance
+@pytest.fixture(scope="module")
+def instance(state: Path, repository: Repository) -> Iterator[Instance]:
+    """One that fetches once an hour."""
+    with running(repository.bare, state.parent, "--poll", "3600", records="fresh") as instance:
+        eventually((state / "status.json").exists)
+        yield instance
+
+
+def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> None:
     applied = instance.status()["applied"]["commit"]
     shown = gitboot("status", "--state", state)
-    assert (shown.code, f"gitboot    running, process {instance.process.pid}\n" in shown.out) == (Exit.FINE, True), (
-        shown
-    )
+    assert shown.code == Exit.FINE
+    assert f"gitboot    running, process {instance.process.pid}\n" in shown.out
     assert f"applied    {applied}\n" in shown.out
     assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
     document = gitboot("status", "--state", state, "-o", "json").json
@@ -1057,8 +1050,7 @@ def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(
     assert gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
 
 
-def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(running_instance: tuple[Instance, Path]) -> None:
-    _, state = running_instance
+def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(instance: Instance, state: Path) -> None:
     lines = gitboot("events", "--state", state).out.splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["type"] for event in events][:3] == ["BranchChosen", "Accepted", "Published"]
@@ -1066,8 +1058,7 @@ def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(running_inst
     assert gitboot("events", "--state", state, "--server", "web01").out == ""
 
 
-def test_reconcile_fetches_at_once_and_reports_the_outcome(running_instance: tuple[Instance, Path]) -> None:
-    instance, state = running_instance  # which fetches once an hour
+def test_reconcile_fetches_at_once_and_reports_the_outcome(instance: Instance, state: Path) -> None:
     before = instance.status()["fetched"]["began"]
     done = gitboot("reconcile", "--state", state)
     commit = instance.status()["applied"]["commit"]
@@ -1078,8 +1069,7 @@ def test_reconcile_fetches_at_once_and_reports_the_outcome(running_instance: tup
     assert instance.status()["fetched"]["began"] > before
 
 
-def test_reconcile_can_leave_the_outcome_to_status(running_instance: tuple[Instance, Path]) -> None:
-    instance, state = running_instance
+def test_reconcile_can_leave_the_outcome_to_status(instance: Instance, state: Path) -> None:
     before = instance.status()["fetched"]["began"]
     done = gitboot("reconcile", "--state", state, "--timeout", "0")
     assert (done.code, f"Triggered process {instance.process.pid}. Run" in done.err) == (Exit.FINE, True)
@@ -1087,18 +1077,16 @@ def test_reconcile_can_leave_the_outcome_to_status(running_instance: tuple[Insta
 
 
 def test_a_second_instance_is_told_who_has_the_state(
-    running_instance: tuple[Instance, Path], repository: Repository, tmp_path: Path
+    instance: Instance, state: Path, repository: Repository, tmp_path: Path
 ) -> None:
-    instance, state = running_instance
     done = gitboot("run", repository.bare, "--out", tmp_path / "other", "--state", state, "--once")
     assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
-    running_instance: tuple[Instance, Path], repository: Repository
+    instance: Instance, state: Path, repository: Repository
 ) -> None:
-    instance, state = running_instance
     given = ("--out", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")
     done = gitboot("run", repository.bare, *given, "--dry-run")
     assert (done.code, done.out) == (Exit.FINE, "")
