@@ -11,6 +11,7 @@ from typing import Final, NoReturn, Self
 import click
 
 from gitboot import __version__
+from gitboot.child_processes import uncollected
 from gitboot.errors import (
     AssetError,
     ForgeRefused,
@@ -139,7 +140,8 @@ class _Commands(click.Group):
         if name not in _COMMANDS and name not in _OWN:
             return None
         module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
-        command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
+        with uncollected():  # what modules make stays
+            command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

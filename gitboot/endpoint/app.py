@@ -93,7 +93,7 @@ from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
 from gitboot.resolve.boot_limits import Halt
-from gitboot.status.instance_status import STATUS_CURRENT
+from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate

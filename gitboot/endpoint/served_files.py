@@ -30,8 +30,7 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import Kind, identity_of
-from gitboot.status.conditions import remedy
-from gitboot.status.instance_status import STALE_S, Status, with_age
+from gitboot.status.conditions import STALE_S, remedy
 from gitboot.system_clock import Keeping, Uptime, uptime
 
 _logger = logging.getLogger(__name__)
@@ -179,6 +178,8 @@ class PublishedTree:
 
     def status(self) -> dict[str, Any]:
         """Return the instance's status with its age, and whether the tree can be read."""
+        from gitboot.status.instance_status import Status, with_age  # only here: an endpoint starts without it
+
         self.look()
         facts = self._instance()
         if not facts:

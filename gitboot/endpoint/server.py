@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import uvicorn
 import uvloop
@@ -27,7 +27,9 @@ from gitboot.child_processes import spawn
 from gitboot.endpoint.connections import Connection
 from gitboot.endpoint.tls import EncryptedSocket
 from gitboot.errors import UsageError
-from gitboot.status.instance_status import Endpoints
+
+if TYPE_CHECKING:
+    from gitboot.status.instance_status import Endpoints
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
@@ -235,6 +237,8 @@ class Workers:
         self.close()
 
     def counted(self) -> Endpoints:
+        from gitboot.status.instance_status import Endpoints  # only here: `gitboot serve` starts without it
+
         with self._lock:
             running = [process is not None and process.poll() is None for process in self._processes]
             hung = sum(each >= _SILENT_S for each, runs in zip(self._silent_s, running, strict=True) if runs)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from gitboot.evaluator.process import main
+from gitboot.child_processes import uncollected
 
 if __name__ == "__main__":
+    with uncollected():  # what modules make stays
+        from gitboot.evaluator.process import main
     main(*sys.argv[1:])

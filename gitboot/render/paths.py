@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -251,7 +251,6 @@ def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
 
 _RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
 _CANONICAL: Final = _any_of(BOOT + kind.expression for kind in TABLE)
-_ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
 @lru_cache(maxsize=_RECENT)
@@ -332,8 +331,13 @@ def publication_stage(path: str) -> Stage:
     return Stage.BOOT_SCRIPTS
 
 
-_PIECES: Final = tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 _BOOTING: Final = frozenset({Role.ENTRY, Role.OFFER, Role.LOOK})  # of what names content
+
+
+@cache
+def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
+    """Return the role of each line of the table, and an expression for each folder of its paths and for its file."""
+    return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
 def move_order(path: str) -> int:
@@ -345,16 +349,23 @@ def move_order(path: str) -> int:
         return 0
     parts = path.removeprefix(BOOT).split("/")
     roles = {
-        role for role, pieces in _PIECES if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
+        role
+        for role, pieces in _folder_expressions()
+        if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
     }
     if not roles:
         return 4
     return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
 
 
+@cache
+def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
+    return tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
+
+
 def asked_for(path: str) -> Iterator[Asked]:
     """Yield what a request for ``path``, below boot/ and in any spelling, may mean; the likelier first."""
-    for kind, expression in _ANY_SPELLING:
+    for kind, expression in _loose_expressions():
         if found := expression.fullmatch(path):
             try:
                 value = _IDENTITIES[kind.kind].parse(found[1])

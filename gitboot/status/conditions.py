@@ -50,6 +50,8 @@ def _of_all(events: list[Event]) -> Event:
 ANY: Final = "*"  # reasons that are the names of errors
 BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
 SERVER: Final = "SERVER"
+STATUS_CURRENT: Final = "StatusCurrent"
+STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
 STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
 
 

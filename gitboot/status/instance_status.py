@@ -10,10 +10,9 @@ from typing import Any, Final, NamedTuple
 from gitboot.fleet.revision import Signer
 from gitboot.jsonio import Digest, facts, format_instant
 from gitboot.problems import Problem
-from gitboot.status.conditions import Condition, remedy
+from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, remedy
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
-STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,9 +204,6 @@ class Status:
             "stages": dict(sorted(self.stages.items())),
             "conditions": facts(self.conditions),
         }
-
-
-STATUS_CURRENT: Final = "StatusCurrent"
 
 
 def with_age(status: Mapping[str, Any], age_s: float | None, written: datetime | None) -> dict[str, Any]:

@@ -81,6 +81,7 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
             {
                 "gitboot.model.fields",
                 "gitboot.resolve.server_decision",
+                "gitboot.status.instance_status",
                 "jinja2",
                 "msgspec",
                 "pydantic",

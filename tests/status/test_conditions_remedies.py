@@ -17,8 +17,7 @@ from gitboot.cli.main import cli
 from gitboot.cli.options import Setting
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
-from gitboot.status.conditions import ANY, BMC, CONDITIONS, remedy, with_state
-from gitboot.status.instance_status import STATUS_CURRENT
+from gitboot.status.conditions import ANY, BMC, CONDITIONS, STATUS_CURRENT, remedy, with_state
 from tests.helpers.cases import for_each
 
 ROOT = Path(__file__).parents[2]

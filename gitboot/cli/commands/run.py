@@ -480,10 +480,11 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
-    from gitboot.controller.forge import telling, witness_of
-    from gitboot.controller.instance.assembly import running
-    from gitboot.controller.loop import Audience, Bell, Loop
-    from gitboot.controller.notifications import notifying
+    with uncollected():  # what modules make stays
+        from gitboot.controller.forge import telling, witness_of
+        from gitboot.controller.instance.assembly import running
+        from gitboot.controller.loop import Audience, Bell, Loop
+        from gitboot.controller.notifications import notifying
 
     bell = Bell()
     with (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.child_processes import end_with, python, raise_limits, reap_orphans
+from gitboot.child_processes import end_with, python, raise_limits, reap_orphans, uncollected
 from gitboot.cli.endpoint_options import (
     AccessSettings,
     _clock,
@@ -123,6 +123,8 @@ def command(
     It answers at once whatever the tree's size, sees what is published at the next request, and turns entries at the
     instants that the tree names.
     """
+    with uncollected():  # what modules make stays
+        from gitboot.endpoint import app, recorder, server  # noqa: F401
     tell_what_is_logged()
     reject_old_variables()
     if parent is not None:
