@@ -114,8 +114,7 @@ def test_there_are_no_more_commands_than_adr_0065_allows() -> None:
 
 def test_adr_0065_names_the_user_and_the_occasion_of_each_command() -> None:
     text = (ROOT / "docs" / "adr" / "0065-commands.md").read_text()
-    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
-    assert rows == COMMANDS
+    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE) == COMMANDS
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -720,8 +719,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(fleet: Path, tmp
         assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
         gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
         with http_peers.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
-            entry = client.get(f"/{ENTRY}")
-            assert b"could not be recorded" in entry.content
+            assert b"could not be recorded" in client.get(f"/{ENTRY}").content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)

@@ -245,6 +245,5 @@ def test_whoever_is_started_tells_in_the_same_way_and_knows_nothing_else_of_what
 ) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.TEXT)
     monkeypatch.setenv("GITBOOT_OUT", "/somewhere")
-    process = spawn(["env"], stdout=subprocess.PIPE)
-    output, _ = process.communicate()
+    output, _ = spawn(["env"], stdout=subprocess.PIPE).communicate()
     assert [line for line in output.decode().splitlines() if line.startswith("GITBOOT_")] == [f"{FORMAT}=text"]

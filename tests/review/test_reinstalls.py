@@ -83,8 +83,7 @@ def test_too_many_are_held_and_the_review_says_of_which_maintenance() -> None:
 
 
 def test_a_new_server_is_counted_too() -> None:
-    changes = changed(None, (check(),), servers=50)
-    assert changes.extent.resets == 51
+    assert changed(None, (check(),), servers=50).extent.resets == 51
 
 
 def test_who_waits_no_longer_may_be_installed_while_it_runs() -> None:
@@ -180,8 +179,7 @@ def test_a_boot_that_writes_no_disk_stays_whatever_a_newer_commit_takes_back() -
 
 
 def test_a_boot_is_withheld_only_in_the_span_in_which_the_newer_commit_does_not_offer_it() -> None:
-    night = maintenance("night", "20T22:00 21T04:00")
-    newer = web01("flatcar-1", night)
+    newer = web01("flatcar-1", maintenance("night", "20T22:00 21T04:00"))
     (found,) = withheld_boots(web01(), newer, "newer")
     assert (found.start, found.end) == (at("20T22:00"), at("21T04:00"))
     assert boots(web01(), newer).cause is Cause.PENDING
@@ -202,8 +200,7 @@ def test_an_attempt_that_has_begun_gets_its_remaining_boots_unless_its_image_is_
     newer: str, goes_on: bool
 ) -> None:
     seen = Seen(NOON - timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
-    attempt = InstallAttempt(key="provision/2/flatcar-1", boots=(seen,))
-    begun = replace(PENDING, attempts=(attempt,))
+    begun = replace(PENDING, attempts=(InstallAttempt(key="provision/2/flatcar-1", boots=(seen,)),))
     planned = boots(web01(boots=2), web01(newer, boots=2, arguments="quiet"), begun)
     assert planned.cause is (Cause.PENDING if goes_on else Cause.WITHHELD)
     assert boots(web01(boots=2), web01(newer, boots=2, arguments="quiet")).cause is Cause.WITHHELD

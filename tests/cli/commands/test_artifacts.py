@@ -50,8 +50,7 @@ def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: P
     assert first.startswith(f"# {name}@sha256:")
     spec = f"version: 1.0\n{rest}".replace("\n", "\n  ").rstrip()
     text = document("BootImage", "linux-1.0", "SPEC").replace("{SPEC}", f"\n  {spec}")
-    fleet = written(tmp_path / "fleet", *SEED, text)
-    assert typed("validate", fleet).code == 0
+    assert typed("validate", written(tmp_path / "fleet", *SEED, text)).code == 0
     kernel = yaml.safe_load(rest)["architectures"]["x86_64"]["kernel"]
     assert kernel == {"url": f"{name}@sha256:{digest(KERNEL)}", "sha256": digest(KERNEL), "size": len(KERNEL)}
 

@@ -405,8 +405,7 @@ def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_
 
 def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
-    refusing = rack.add("web02", provision=1)
-    refusing.bmc.fault(Status(status=401), times=99)
+    rack.add("web02", provision=1).bmc.fault(Status(status=401), times=99)
     rack.push()
     with rack.running(records="fresh") as instance:
         eventually(lambda: any(event["type"] == "OverrideConfirmed" for event in instance.events))
@@ -545,8 +544,7 @@ def test_a_bmc_that_shows_another_machine_is_sent_nothing(pair: Rack) -> None:
 
 
 def test_an_answer_that_is_lost_is_told_and_nothing_is_sent_again(pair: Rack) -> None:
-    web = pair.blades["web01"]
-    web.bmc.fault(Drop(applied=True), on="POST", times=1)
+    pair.blades["web01"].bmc.fault(Drop(applied=True), on="POST", times=1)
     before = resets(pair)
     done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
     (item,) = done.json["items"]

@@ -126,8 +126,7 @@ def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work:
     work.commit({f"fleets/{path}": text for path, text in ONE.items()})
     assert changed("HEAD^..HEAD", "fleets") == ["fra1-web01"]
     assert changed("HEAD^..HEAD", "fleets", "--merge") == ["fra1-web01"]
-    bare = work.bare(tmp_path / "bare.git")
-    assert diff("main..main", bare).code == 0
+    assert diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
 
 
 def test_a_linked_work_tree_has_its_objects_elsewhere(work: Work, tmp_path: Path) -> None:
@@ -269,8 +268,7 @@ def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None
     work.git("branch", "--force", "accepted", "main")
     merged(work, RAISED)
     merged(work, AGAIN)
-    done = diff("accepted..main", "--each-merge")
-    assert done.code == 4
+    assert diff("accepted..main", "--each-merge").code == 4
     steps = facts("accepted..main", "--each-merge")["steps"]
     assert [each["commit"] for each in steps] == work.git(
         "rev-list", "--first-parent", "--reverse", "accepted..main"

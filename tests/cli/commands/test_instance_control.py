@@ -111,8 +111,7 @@ def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) 
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "2 servers would be pending: INC-4711" in done.out
-    said = rack.said(*order, "--yes")
-    assert said.endswith("2 records are set (INC-4711)\n")
+    assert rack.said(*order, "--yes").endswith("2 records are set (INC-4711)\n")
     assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
@@ -349,8 +348,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
         rack.said("resume")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
-        digest = instance.status()["attempted"]["held"]["digest"]
-        rack.said("approve", digest, *REINSTALL, *REASON)
+        rack.said("approve", instance.status()["attempted"]["held"]["digest"], *REINSTALL, *REASON)
         eventually(lambda: rack.blades["web02"].stands)
         eventually(lambda: condition(instance, "CommitAccepted")["status"])
         assert f"running, process {instance.process.pid}" in rack.said("status")
