@@ -232,8 +232,7 @@ def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
     (group,) = reviewed({"userdata/web.j2": own + NODE}, IGNITION).groups
     assert (len(group.servers), group.own) == (18, ("name",))
     hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
-    review = reviewed({"userdata/web.j2": hidden + NODE}, IGNITION)
-    assert having(review, EVIL) == {"fra1-web07"}
+    assert having(reviewed({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 @for_each(
@@ -291,8 +290,7 @@ def test_a_new_address_is_a_difference_of_its_own() -> None:
             for number, name in enumerate(names, 1)
         }
 
-    template = web("# {{ server.interfaces[0].addresses | join(' ') }}\n")
-    old = {**FLEET, **template, **addressed(1)}
+    old = {**FLEET, **web("# {{ server.interfaces[0].addresses | join(' ') }}\n"), **addressed(1)}
     assert alike(addressed(2), old) == [[name] for name in names]
     assert [*names] in alike(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
 

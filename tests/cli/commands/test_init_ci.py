@@ -185,10 +185,8 @@ def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: Comment
 
 def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
-    ran = on_gitlab(fleet, host, programs, GITBOOT_TOKEN="")
-    assert (ran.failed, host.comments) == ({}, [])
-    rule = yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"]
-    assert rule.endswith("&& $GITBOOT_TOKEN")
+    assert (on_gitlab(fleet, host, programs, GITBOOT_TOKEN="").failed, host.comments) == ({}, [])
+    assert yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"].endswith("&& $GITBOOT_TOKEN")
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -264,8 +262,7 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
     fleet.work.git("branch", "--force", "change")
     ops = tmp_path / "output" / "ops"
     ops.mkdir(parents=True)
-    at = datetime.now(UTC).isoformat()
-    status = {"applied": {"commit": "f" * 40}, "at": at, "conditions": []}
+    status = {"applied": {"commit": "f" * 40}, "at": datetime.now(UTC).isoformat(), "conditions": []}
     (ops / "status.json").write_text(json.dumps(status))
     (ops / "records").mkdir()
     (ops / "records" / "00.json").write_bytes(exported({}))

@@ -97,8 +97,7 @@ def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
         for name in (*WRITTEN, f"{PIPELINE}.md"):
             (fleet.work.path / folder / name).write_text(planted)
     fleet.change(INVALID)
-    ran = job(fleet, host, programs)
-    assert ran.failed
+    assert job(fleet, host, programs).failed
     (comment,) = host.comments
     assert "planted" not in comment["body"] and "invalid: 1 error" in comment["body"]
 
@@ -154,8 +153,7 @@ def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(HARMLESS)
-    ran = job(fleet, host, programs, head="f" * 40)
-    assert (ran.failed, host.comments) == ({}, [])
+    assert (job(fleet, host, programs, head="f" * 40).failed, host.comments) == ({}, [])
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -361,8 +359,7 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
     }
     code, out = shell(fleet.job, script, environment)
     assert code == 1, out
-    pushed = fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}")
-    assert pushed == ""
+    assert fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}") == ""
 
 
 # S14 and S15: names
