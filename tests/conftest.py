@@ -121,7 +121,7 @@ _FIRST: Final = (
         "scenarios/test_run",
         "docs/test_operations",
     ),
-    *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
+    *("publish/test_publisher_kill", "cli/commands/test_init"),
     *(
         "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",

@@ -128,8 +128,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
-        "cli/commands/test_init_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
-        "cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",
+        "cli/commands/test_init.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",
     ),
     "Writes through symlinks": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
@@ -187,7 +187,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (
-        "cli/commands/test_init_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
+        "cli/commands/test_init.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
     ),
     "Edited comments": (
@@ -200,7 +200,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
     ),
     # The owner of an action, an image or a package that CI uses
-    "Publish a new version": ("cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
+    "Publish a new version": ("cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",),
     "Moved tags": ("cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
     "Replaced packages": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
