@@ -193,7 +193,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Edited comments": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_and_comment_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
     ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
