@@ -66,7 +66,6 @@ def _has_room(folder: Path) -> bool:
 
 
 def _name_of(path: Path) -> str:
-    """Return the path of a file below tests/, without its suffix."""
     return path.relative_to(_HERE).with_suffix("").as_posix()
 
 

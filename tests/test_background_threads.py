@@ -45,8 +45,6 @@ def tracebacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class Dying:
-    """What raises the first times, then runs until it is ended."""
-
     def __init__(self, *errors: BaseException) -> None:
         self._errors = list(errors)
         self.works, self.ending = threading.Event(), threading.Event()

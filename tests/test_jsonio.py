@@ -151,7 +151,6 @@ def test_every_decoder_is_made_by_the_module_that_makes_one_after_the_other() ->
 
 
 def makers(path: Path) -> Iterator[str]:
-    """Yield the calls by which a module makes a decoder of msgspec."""
     text = path.read_text()
     if "msgspec" not in text:
         return

@@ -75,7 +75,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def kept(cache: Path) -> list[Path]:
-    """The cache of results, if a command has made it."""
     return sorted(cache.rglob("cache.sqlite"))
 
 

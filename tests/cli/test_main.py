@@ -64,7 +64,6 @@ def cells(done: Done) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a fleet, in no Git repository."""
     folder = tmp_path_factory.mktemp("fleet")
     write_fleet(folder)
     return folder
@@ -98,7 +97,6 @@ MOST_COMMANDS, MOST_SUBCOMMANDS = 34, 31  # 2fefe59 had 38 and 31
 
 
 def _subcommands(group: click.Group) -> list[str]:
-    """The names of all commands below a group, at every depth."""
     found: list[str] = []
     for name in group.list_commands(click.Context(group)):
         each = group.get_command(click.Context(group), name)
@@ -287,8 +285,6 @@ def test_no_command_looks_into_an_invalid_fleet(tmp_path: Path, name: str) -> No
 
 @dataclass(frozen=True)
 class Places:
-    """What a user may point at by mistake."""
-
     fleet: Path
     repository: Path
     file: Path
@@ -747,8 +743,6 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
 
 @dataclass
 class Followed:
-    """A repository, and where an instance that follows it keeps its things."""
-
     repository: Repository
     folder: Path
 
@@ -922,7 +916,6 @@ def test_settings_come_from_flags_then_variables_then_the_file(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def output(*arguments: object) -> str:
-        """Which of the outputs an instance with these arguments uses."""
         done = gitboot("run", *arguments, "--dry-run")
         assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
@@ -1003,7 +996,6 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def instance(state: Path, repository: Repository) -> Iterator[Instance]:
-    """One that fetches once an hour."""
     with running(repository.bare, state.parent, "--poll", "3600", records="fresh") as instance:
         eventually((state / "status.json").exists)
         yield instance

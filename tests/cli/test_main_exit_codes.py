@@ -91,7 +91,6 @@ EXAMPLE: Final = str(Path(__file__).parents[2] / "example-repo")
 
 
 def unread() -> int:
-    """The end of a pipe that nobody reads any more."""
     read, write = os.pipe()
     os.close(read)
     return write

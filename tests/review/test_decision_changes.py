@@ -44,7 +44,6 @@ def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffec
 
 
 def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[object, object]]:
-    """The fields of web01 that differ."""
     return {change.field: (change.old, change.new) for change in between(old, new)["web01"].changes}
 
 

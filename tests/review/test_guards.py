@@ -36,7 +36,6 @@ ARGUMENT = "provision: 1, kernelArguments: [debug]"
 
 
 def acted_for(**ledgers: str) -> Files:
-    """A fleet of these sites, of which each names a ledger."""
     sites = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
         f"ledger: {uuid_of(ledger)}}}"

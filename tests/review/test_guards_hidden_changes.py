@@ -35,7 +35,6 @@ WIPE: Final = "kernelArguments: [wipe=/dev/sda]"
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the fleet on its main branch."""
     path = tmp_path_factory.mktemp("template") / "fleet"
     Work(path).commit(FLEET)
     return path
@@ -50,8 +49,6 @@ def work(template: Path, tmp_path: Path) -> Work:
 
 
 class Diffed(NamedTuple):
-    """What the command prints and how it ends."""
-
     exit_code: int
     text: str
     markdown: str
@@ -137,7 +134,6 @@ def web(template: str) -> Files:
 
 
 def having(review: Review, text: str) -> set[str]:
-    """The servers in whose groups a text is shown."""
     return {
         name
         for group in review.groups

@@ -372,7 +372,6 @@ def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
 
 
 def held(new: Files, old: Files) -> dict[str, int]:
-    """What guards count of a commit: numbers by guard."""
     return {trip.guard.value: trip.number for trip in judge(compared(new, old).extent, Limits()).trips}
 
 

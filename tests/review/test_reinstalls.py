@@ -140,7 +140,6 @@ def web01(image_name: str = "flatcar-1", *more: str, number: int = 2, arguments:
 
 
 def boots(accepted: Decision, newer: Decision | None, record: Record = PENDING, instant: str = "20T12:00") -> BootPlan:
-    """Return what a server boots while a newer commit is held."""
     found = plan(replace(accepted, withheld=withheld_boots(accepted, newer, "newer")), at(instant), record)
     assert found is not None
     return found

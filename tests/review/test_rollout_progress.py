@@ -44,7 +44,6 @@ PERCENT = joins_at("stable", identity(NAMES[3]))
 
 
 def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
-    """The rollout at a percentage, and whom it reaches."""
     rollout = f"rollout: {{image: {new}, percent: {percent}}}"
     found = repository(
         fleet("baseURL: 'http://boot.test'"),
@@ -203,7 +202,6 @@ def decided(found: Images) -> dict[str, int]:
 
 @cache
 def digests(percent: int) -> dict[str, Digest]:
-    """What each server comes to at a percentage."""
     return {name: each.digest for name, each in decide(repository(*fleet_with(stream(percent)))).servers.items()}
 
 

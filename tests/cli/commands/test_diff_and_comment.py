@@ -26,7 +26,6 @@ OTHER = {"images/3.yaml": image("new-3")}
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the fleet on its main branch."""
     path = tmp_path_factory.mktemp("template") / "fleet"
     Work(path).commit(FLEET)
     return path
@@ -252,12 +251,10 @@ AGAIN = {"servers/fra1-db02.yaml": server("fra1-db02", "site: fra1, role: db", "
 
 
 def lines(*arguments: str) -> list[str]:
-    """The lines that a review tells to copy."""
     return [word.strip() for word in diff(*arguments).out.splitlines() if word.startswith("    Gitboot-Ack:")]
 
 
 def merged(work: Work, files: dict[str, str], *acks: str) -> None:
-    """A branch is merged into main, as a forge does it."""
     work.git("checkout", "--quiet", "-B", "topic", "main")
     work.commit(files, "\n".join(["Bump", "", *acks]))
     work.git("checkout", "--quiet", "main")

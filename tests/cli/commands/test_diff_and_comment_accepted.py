@@ -30,7 +30,6 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 @contextmanager
 def served(answers: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a web server."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answers) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -54,7 +54,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def link(fleet: Fleet, target: Path, *names: str) -> None:
-    """Let the branch have symlinks to a file of the runner."""
     for name in names:
         path = fleet.work.path / name
         path.unlink(missing_ok=True)
@@ -251,7 +250,6 @@ def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
 
 
 def wheel(folder: Path, text: str) -> Path:
-    """A wheel of gitboot that needs nothing."""
     folder.mkdir(exist_ok=True)
     path = folder / "gitboot-0.2.0-py3-none-any.whl"
     info = "gitboot-0.2.0.dist-info"

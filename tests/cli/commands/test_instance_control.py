@@ -45,7 +45,6 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 
 def shown(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
-    """`gitboot records show` by server."""
     items = json.loads(rack.said("records", "show", *servers, "-o", "json"))["items"]
     return {item["server"]: item for item in items}
 
@@ -236,12 +235,10 @@ def planned_phase(instance: Instance, blade: Blade) -> object:
 
 
 def turned(instance: Instance, blade: Blade, phase: str) -> bool:
-    """Whether a server is in a phase."""
     return planned_phase(instance, blade) == phase
 
 
 def offered(url: str) -> dict[str, Any]:
-    """What an endpoint says of what is stopped."""
     conditions = http_peers.get(f"{url}/api/v1/status").json()["conditions"]
     return next(each for each in conditions if each["type"] == "BootsOffered")
 
@@ -495,7 +492,6 @@ def status(
     began: datetime | None = AFTER,
     held: Held | None = None,
 ) -> Mapping[str, Any]:
-    """Return the status of an instance of which these conditions are false."""
     types = ("Accepting", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
     conditions = (
         Condition(type=type, status=type not in false, reason="Reason", message=f"about {type}", since=TRIGGERED)

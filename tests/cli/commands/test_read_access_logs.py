@@ -131,7 +131,6 @@ def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
 
 
 def take_line(spool: Path, log: Path) -> bytes:
-    """One observation as it is spooled."""
     observe(log, "--spool", spool)
     return next(spool.glob("*.jsonl")).read_bytes().splitlines(keepends=True)[0]
 
