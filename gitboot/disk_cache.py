@@ -357,13 +357,10 @@ def this_program() -> bytes:
             with open(os.path.join(folder, name), "rb") as file:
                 content = file.read()
             program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
-    for name in sorted(_installed_beside(_LIBRARIES)):
-        program.update(repr(name).encode())
+    # All distributions in the folders of the libraries count, by their names, which include the versions.
+    specs = filter(None, map(find_spec, _LIBRARIES))
+    beside = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
+    for name in sorted({each for folder in beside for each in os.listdir(folder)}):
+        if name.endswith(("-info", ".egg")):
+            program.update(repr(name).encode())
     return program.digest()
-
-
-def _installed_beside(libraries: Iterable[str]) -> set[str]:
-    """Return the names of all distributions in the folders of these libraries. The names include the versions."""
-    specs = filter(None, map(find_spec, libraries))
-    folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
-    return {name for folder in folders for name in os.listdir(folder) if name.endswith(("-info", ".egg"))}

@@ -506,29 +506,27 @@ class HttpClient:
         host, proxy = parts.hostname or "", None
         if self._uses_proxies and not is_loopback(host) and not proxy_bypass(host):
             proxy = getproxies().get(parts.scheme)
-        with self._making_pool:
-            if proxy not in self._pools:
-                self._pools[proxy] = self._new_pool(proxy)
-            return self._pools[proxy]
-
-    def _new_pool(self, proxy: str | None) -> urllib3.PoolManager:
-        options: dict[str, Any] = {
-            "num_pools": _HOSTS,
-            "maxsize": self._per_host,
-            "block": True,  # a host gets no more connections than that
-            "ssl_context": self._trusted,
-        }
-        if proxy is None:
-            pool = urllib3.PoolManager(**options)
-        else:
+        if proxy is not None:
             proxy = proxy if "://" in proxy else f"http://{proxy}"
             if not proxy.startswith("http://"):
                 raise UsageError(f"{urlsplit(proxy).scheme}: the environment names a proxy that is not http://")
-            login = urllib3.util.parse_url(proxy).auth
-            about = urllib3.make_headers(proxy_basic_auth=login) if login else None
-            pool = urllib3.ProxyManager(proxy, proxy_headers=about, **options)
-        pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
-        return pool
+        with self._making_pool:
+            if proxy not in self._pools:
+                options: dict[str, Any] = {
+                    "num_pools": _HOSTS,
+                    "maxsize": self._per_host,
+                    "block": True,  # a host gets no more connections than that
+                    "ssl_context": self._trusted,
+                }
+                if proxy is None:
+                    pool = urllib3.PoolManager(**options)
+                else:
+                    login = urllib3.util.parse_url(proxy).auth
+                    about = urllib3.make_headers(proxy_basic_auth=login) if login else None
+                    pool = urllib3.ProxyManager(proxy, proxy_headers=about, **options)
+                pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+                self._pools[proxy] = pool
+            return self._pools[proxy]
 
 
 def _followed(url: str, location: str) -> str:

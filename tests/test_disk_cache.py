@@ -25,9 +25,8 @@ from tests.helpers.cases import examples
 from tests.helpers.disks_and_terminals import fill, small_disk
 
 ROOT = Path(__file__).parent.parent
-ROWS = {
-    b"key %d" % number: b"value %d " % number * 200 for number in range(40)
-}  # of 2 KiB: several to a page, and some
+# of 2 KiB: several to a page, and some
+ROWS = {b"key %d" % number: b"value %d " % number * 200 for number in range(40)}
 
 
 @pytest.fixture
@@ -165,13 +164,13 @@ def test_a_damaged_entry_is_a_miss_and_can_be_stored_again(filled: Path, change:
 
 
 def test_an_entry_counts_only_under_its_own_id(filled: Path) -> None:
-    ids = "(SELECT id FROM entry WHERE rowid = {})"
-    sql(filled, "UPDATE entry SET id = zeroblob(32) WHERE rowid = 1", f"UPDATE entry SET id = {ids.format(1)} WHERE 0")
-    with closing(sqlite3.connect(filled)) as connection:
-        (second,) = connection.execute("SELECT id FROM entry WHERE rowid = 2").fetchone()
-        connection.execute("DELETE FROM entry WHERE rowid = 2")
-        connection.execute("UPDATE entry SET id = ? WHERE rowid = 3", (second,))
-        connection.commit()
+    sql(
+        filled,
+        "UPDATE entry SET id = zeroblob(32) WHERE rowid = 1",
+        "CREATE TEMP TABLE second AS SELECT id FROM entry WHERE rowid = 2",
+        "DELETE FROM entry WHERE rowid = 2",
+        "UPDATE entry SET id = (SELECT id FROM second) WHERE rowid = 3",
+    )
     found = kept(filled)
     assert len(found) == len(ROWS) - 3
     assert found.items() <= ROWS.items()
