@@ -252,6 +252,13 @@ def mend(
     return repair(store, publisher.root, [ALL], clock, parallel=1, begun=begun, done=_ignore, retry_s=0)
 
 
+def assert_refused(mirror: Path, words: str, publisher: SignedSite, *how: Any, **more: Any) -> None:
+    """Assert that a repair raises an error with these words, and writes nothing."""
+    with closing(WatchedStore(mirror)) as store, pytest.raises(PublishError, match=words):
+        mend(store, publisher, *how, **more)
+    assert store.written == {}
+
+
 def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(
     empty: Path, publisher: SignedSite
 ) -> None:
@@ -311,12 +318,7 @@ def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_messag
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
-    with (
-        closing(WatchedStore(empty)) as store,
-        pytest.raises(PublishError, match=r"was published to meanwhile; run the command"),
-    ):
-        mend(store, publisher, begun=publish)
-    assert store.written == {}
+    assert_refused(empty, r"was published to meanwhile; run the command", publisher, begun=publish)
 
 
 def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
@@ -327,12 +329,7 @@ def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
         patch.setattr(Disk, "place", killed_after(3))
         without_window(publisher)
-    with (
-        closing(WatchedStore(copy)) as store,
-        pytest.raises(PublishError, match=r"is being published, or a publication was cut short"),
-    ):
-        mend(store, publisher)
-    assert store.written == {}
+    assert_refused(copy, r"is being published, or a publication was cut short", publisher)
     without_window(publisher)
     assert repaired(copy, publisher.root, ALL)[0] == 0
     assert as_published(copy, publisher.root)
@@ -368,9 +365,7 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     behind = INSIDE - TOLERANCE * 2
-    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="correct the clock"):
-        mend(store, publisher, lambda: behind)
-    assert store.written == {}
+    assert_refused(copy, "correct the clock", publisher, lambda: behind)
 
 
 # Who publishes to a mirror
