@@ -498,13 +498,16 @@ def store() -> Iterator[Store]:
         yield found
 
 
+def opened(url: str) -> Bucket:
+    address = parse_target(url)
+    assert isinstance(address, BucketAddress)
+    return Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
+
+
 def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, output: Path, tmp_path: Path) -> None:
     store.make("boots")
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    (keys / "username").write_text(KEY["aws_access_key_id"])
-    (keys / "password").write_text(KEY["aws_secret_access_key"])
-    url = f"s3://boots/site?endpoint={store.url}&credentials={keys}"
+    give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    url = f"s3://boots/site?endpoint={store.url}&credentials={tmp_path}/keys"
     code, done, _ = repaired(url, output, ALL)
     assert code == 0 and {*done.values()} == {"Replaced"}
     before = store.contents("boots")
@@ -517,9 +520,7 @@ def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, outpu
 
 def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(store: Store, output: Path) -> None:
     store.make("replaced")
-    address = parse_target(f"s3://replaced?endpoint={store.url}")
-    assert isinstance(address, BucketAddress)
-    bucket = BucketStore(address.name, Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"])))
+    bucket = BucketStore("bucket", opened(f"s3://replaced?endpoint={store.url}"))
     right, compared, tries = (output / f"boot{ENTRY}").read_bytes(), count(1), list[int]()
     store.put("replaced", f"boot{ENTRY}", b"#!ipxe\nshell\n")
 
@@ -541,10 +542,7 @@ def test_finding_m6_a_bucket_that_another_ledger_publishes_to_is_left_as_it_is(
     store.make("theirs")
     give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://theirs/site?endpoint={store.url}&credentials={tmp_path}/keys"
-    address = parse_target(url)
-    assert isinstance(address, BucketAddress)
-    bucket = Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
-    followed(bucket, output, name=address.name, ledger="theirs")
+    followed(opened(url), output, ledger="theirs")
     store.put("theirs", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
     before = store.contents("theirs")
     done = captured("verify-mirror", url, "--tree", output, "--repair", ALL)

@@ -89,6 +89,16 @@ def everything(root: Path) -> dict[str, bytes]:
     return found
 
 
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    re.escape(MANIFEST): parse_head,
+    re.escape(SHARED): parse_listing,
+    r"ops/manifest/.*json": parse_digests,
+    r"ops/index/.*json": parse_shard,
+    r"ops/servers/.*\.json": parse,
+    r"ops/\.gitboot/.*\.json": json.loads,
+}
+
+
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
     """What must not be in a tree between two versions."""
     found = []
@@ -104,19 +114,10 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
             named = content.decode().split()[1]
             if sha256(stands.get(named, b"")).hexdigest() not in named:
                 found.append(f"{path} names {named}, which is {stands.get(named)!r}")
+        parse_file = next((each for pattern, each in PARSERS.items() if re.fullmatch(pattern, path)), None)
         try:
-            if path == MANIFEST:
-                parse_head(content)
-            elif path == SHARED:
-                parse_listing(content)
-            elif path.startswith("ops/manifest/") and path.endswith("json"):
-                parse_digests(content)
-            elif path.startswith("ops/index/") and path.endswith("json"):
-                parse_shard(content)
-            elif server_of(path) is not None:
-                parse(content)
-            elif path.endswith(".json") and path.startswith("ops/.gitboot/"):
-                json.loads(content)
+            if parse_file is not None:
+                parse_file(content)
         except ValueError as error:
             found.append(f"{path} does not parse: {error}")
     return found

@@ -255,15 +255,6 @@ def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path:
     assert git(bare, "for-each-ref") == ""
 
 
-def test_a_clone_that_was_lost_is_made_anew(site: Site, bare: Path) -> None:
-    site.bring(fleet(1))
-    site.publish(fleet(2), AT + DAY)
-    site.begin("another.git")
-    site.follow()
-    assert_holds(served(bare), fleet(2))
-    assert git(bare, "rev-list", "--count", "boot") == "2"
-
-
 # A checkout
 
 KILLED = """#!/bin/sh
