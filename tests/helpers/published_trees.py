@@ -48,7 +48,6 @@ def server_files(name: str, files: Files) -> dict[str, File]:
 
 
 def split(files: Files) -> tuple[dict[str, Files], Files]:
-    """Each server's files, and those that are shared."""
     names = {path: owner(path) for path in files}
     servers: dict[str, Files] = {
         name: server_files(name, {path: file for path, file in files.items() if names[path] == name})
