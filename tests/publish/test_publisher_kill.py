@@ -61,7 +61,7 @@ def tree(version: int, servers: int = 1) -> dict[str, File]:
         data = f"user data {version} of {server}\n".encode()
         content = f"boot/o/{sha256(data).hexdigest()}/user-data"
         files[content] = File(data)
-        entry = f"boot/v1/boot/{server}/boot.ipxe"
+        entry = f"boot/v1/boot/52-54-00-00-00-{server:02x}/boot.ipxe"
         same = next(path for path in (f"boot/ipxe/{server}-{n}" for n in count()) if owner(path) == owner(entry))
         files |= dict.fromkeys((entry, same), File(f"{version:04} {content}\n".encode()))  # one file, of two names
     return files
@@ -797,8 +797,8 @@ def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -
 @pytest.mark.parametrize(
     ("is_placed", "renamed"),
     [
-        (False, ["boot", "fresh", "boot", "manifest", "servers", "manifest.json"]),
-        (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "manifest", "servers", "manifest.json"]),
+        (False, ["boot", "fresh", "boot", "index", "manifest", "servers", "manifest.json"]),
+        (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "index", "manifest", "servers", "manifest.json"]),
     ],
     ids=["in an empty folder", "beside what operators have placed"],
 )
