@@ -205,7 +205,7 @@ class Mirror:
     """The folder that a web server serves, and the copy beside it that is verified first."""
 
     def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept: Sequence[str]) -> None:
-        self._folder, self._staging, self._state = folder, os.path.join(folder, STAGING), state
+        self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
         self._clock, self._kept = clock, (*KEPT, *kept)
         found = os.stat(folder)
         self._modes = stat.S_IMODE(found.st_mode) & 0o777, stat.S_IMODE(found.st_mode) & 0o666
@@ -260,11 +260,11 @@ class Mirror:
 
     def copy(self, source: str) -> None:
         """Copy the tree into the staging folder. Windows end meanwhile. Raises `Failure`."""
-        os.makedirs(self._staging, mode=0o700, exist_ok=True)
+        os.makedirs(self.staging, mode=0o700, exist_ok=True)
         self.fetch_again(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
         options = ["--recursive", "--times", "--perms", modes, "--delete", f"--timeout={_RSYNC_IDLE_S}"]
-        command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self._staging + "/"]
+        command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self.staging + "/"]
         try:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
@@ -280,25 +280,21 @@ class Mirror:
             process.kill()
             process.communicate()
             raise
-        os.chmod(self._staging, 0o700)  # rsync gives it the permissions of the source
+        os.chmod(self.staging, 0o700)  # rsync gives it the permissions of the source
         if process.returncode != 0:
             words = shown.decode("utf-8", "replace").strip().splitlines()
             raise Failure(f"rsync exits with {process.returncode}: {words[0] if words else 'it prints no reason'}")
 
     def fetch_again(self, path: str) -> None:
         """Let the next copy fetch a file whatever its size and time: rsync skips a file that has both."""
-        at = os.path.join(self._staging, path)
+        at = os.path.join(self.staging, path)
         if os.path.lexists(at):
             os.unlink(at)
-
-    def verified(self, keys: Sequence[bytes]) -> "Tree":
-        """Return the tree in the staging folder. Raises `ListProblem` and `Failure`."""
-        return self._tree(self._staging, keys)
 
     def remember(self, keys: Sequence[bytes]) -> None:
         """Read the ends of windows from the list that is served, if there is no state any more."""
         try:
-            self._note(self._tree(self._folder, keys))
+            self._note(self.read_tree(self._folder, keys))
         except (Failure, ListProblem, OSError) as error:
             warn(f"there is no state, and no list in {self._folder}: {error}")
 
@@ -309,7 +305,9 @@ class Mirror:
         others = (path for path in paths_in(self._folder) if not self._is_kept(path))
         return next(others, None)
 
-    def _tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
+    def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
+        """Return the tree in a folder. Raises `ListProblem`."""
+
         def fetch(name: str, max_bytes: int) -> Optional[bytes]:
             try:
                 with open(os.path.join(root, SIGNED, name), "rb") as file:
@@ -354,7 +352,7 @@ class Mirror:
         now = self._state.now(self._clock())
         endings = tree.endings()
         ended = {path for path, ending in endings.items() if ending.since <= now}
-        kept = [path for path in paths_in(self._staging) if self._is_kept(path) and path not in files]
+        kept = [path for path in paths_in(self.staging) if self._is_kept(path) and path not in files]
         folders = set()  # type: Set[str]
         for path in [*kept, *sorted(files, key=tree.order)]:
             if path not in ended:
@@ -378,7 +376,7 @@ class Mirror:
         ``folders`` has the folders that exist, and gets that of the file. A file that is in its place already needs two
         system calls.
         """
-        source, at, folder = os.path.join(self._staging, path), os.path.join(self._folder, path), os.path.dirname(path)
+        source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
@@ -410,12 +408,9 @@ class Mirror:
             os.unlink(temporary)
 
     def _prune(self) -> None:
-        found = []
-        for folder, folders, _ in os.walk(self._folder):
-            folders[:] = [name for name in folders if folder != self._folder or name != STAGING]
-            found.append(folder)
-        for folder in reversed(found[1:]):
-            if not os.listdir(folder):
+        for folder, _, _ in os.walk(self._folder, topdown=False):
+            is_staged = (folder + os.sep).startswith(self.staging + os.sep)
+            if folder != self._folder and not is_staged and not os.listdir(folder):
                 os.rmdir(folder)
 
 
@@ -488,7 +483,7 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
     for left in reversed(range(_LIST_TRIES)):
         mirror.copy(source)
         try:
-            mirror.replace(mirror.verified(keys))
+            mirror.replace(mirror.read_tree(mirror.staging, keys))
             return
         except (Failure, ListProblem) as error:
             if isinstance(error, ListProblem):

@@ -156,8 +156,7 @@ class ListReader:
         """Return a listing, and what is wrong with it, also one of another version than the list names."""
         target = signed.targets[name]
         try:
-            data = self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))
-            if data is None:
+            if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
                 raise ListProblem(MISSING, name, "it is absent, and the list names it")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
@@ -184,16 +183,10 @@ class ListReader:
 def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> MirrorFile:
     """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
     right, end = versions_around(versions, now), listing.end
-    if end is None or path not in end.files or end.since > now + TOLERANCE:
-        return MirrorFile(path=path, right=right, versions=versions, server=listing.server, contents=listing.contents)
-    ended = end.files[path] if end.files[path].sha256 is not None else None
-    return MirrorFile(
-        path=path,
-        right=(*right, ended),
-        versions=(*versions, end.files[path]),
-        server=listing.server,
-        contents=listing.contents,
-    )
+    if end is not None and path in end.files and end.since <= now + TOLERANCE:
+        ended = end.files[path]
+        right, versions = (*right, ended if ended.sha256 is not None else None), (*versions, ended)
+    return MirrorFile(path=path, right=right, versions=versions, server=listing.server, contents=listing.contents)
 
 
 def _finding(problem: ListProblem) -> MirrorFinding:

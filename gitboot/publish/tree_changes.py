@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -387,8 +386,6 @@ def reindexed_wholly(
         with suppress(ValueError):
             before = parse_shard(disk.read(path) or b"")
         after = wanted.get(path, {})
-        if before is not None and before == after and after and path not in pending:
-            continue
         union = changed_shard(
             before or {}, (), ((identity, name) for identity, names in after.items() for name in names)
         )
@@ -598,7 +595,7 @@ def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) ->
         if not windows:
             continue
         found = disk.read(path)
-        if found is not None and hashlib.sha256(found).hexdigest() in windows:
+        if found is not None and digest_of(found) in windows:
             if now is not None and now.in_window:
                 now = next((turn for turn in reversed(turns) if not turn.in_window), None)
             yield path, _instead(disk, state, now)
@@ -642,7 +639,6 @@ def _instead(disk: Disk, state: PublishedServer, turn: Turn | None) -> bytes | N
     digest = turn.content if turn.writes is None else turn.writes.fallback
     if digest is None:
         return None
-    text, stored = state.contents.get(digest), state.stored.get(digest)
-    if text is not None:
+    if (text := state.contents.get(digest)) is not None:
         return text.encode()
-    return disk.read(stored) if stored is not None else None
+    return disk.read(state.stored[digest]) if digest in state.stored else None

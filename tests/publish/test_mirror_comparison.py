@@ -8,7 +8,6 @@ import re
 import shutil
 import ssl
 import subprocess
-import sys
 import textwrap
 import threading
 from collections import Counter
@@ -24,7 +23,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.main import main
 from gitboot.http_client import MinimumRate
 from gitboot.publish.mirror_comparison import (
     SAMPLE,
@@ -44,6 +42,7 @@ from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from tests.helpers.documentation import RSYNC, page_script
 from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
 from tests.helpers.fleets import SEED, fleet, policy, server
+from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import free_port, listening, program
 from tests.helpers.http_peers import StrangeClient, strange_server
 
@@ -151,24 +150,17 @@ def mirror(copy: Path) -> Iterator[CopyServer]:
 Verify = Callable[..., tuple[int, dict[str, str]]]
 
 
-@pytest.fixture
-def typed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    def typed(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return typed
+def typed(*arguments: object) -> tuple[int, str, str]:
+    done = captured("verify-mirror", *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture
-def verify(typed: Callable[..., tuple[int, str, str]], output: Path) -> Verify:
+def verify(output: Path) -> Verify:
     """Type the command: its exit code, and the faults by path."""
 
     def verify(mirror: object, *more: object) -> tuple[int, dict[str, str]]:
-        code, out, err = typed("verify-mirror", "--tree", output, mirror, "-o", "json", *more)
+        code, out, err = typed("--tree", output, mirror, "-o", "json", *more)
         assert out, err
         return code, {f"/{each['path']}": each["fault"] for each in json.loads(out)["items"]}
 
@@ -317,18 +309,16 @@ def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
         assert "it sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
 
 
-def test_a_mirror_that_nobody_is_at_is_one_error(
-    copy: Path, output: Path, typed: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_mirror_that_nobody_is_at_is_one_error(copy: Path, output: Path) -> None:
     with serving(copy) as mirror:
         url = mirror.url
-    code, out, err = typed("verify-mirror", "--tree", output, url)
+    code, out, err = typed("--tree", output, url)
     assert (code, out, err.count("\n")) == (6, "", 1)
     assert "Connection refused" in err
 
 
 def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
-    copy: Path, tmp_path: Path, output: Path, typed: Callable[..., tuple[int, str, str]], verify: Verify
+    copy: Path, tmp_path: Path, output: Path, verify: Verify
 ) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     made = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
@@ -337,17 +327,15 @@ def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with serving(copy, context) as mirror:
-        code, _, err = typed("verify-mirror", "--tree", output, mirror.url)
+        code, _, err = typed("--tree", output, mirror.url)
         assert (code, "certificate verify failed" in err) == (6, True)
         assert verify(mirror.url, "--ca-bundle", certificate) == (0, {})
 
 
-def test_a_table_says_what_and_why_and_how_much(
-    mirror: CopyServer, copy: Path, output: Path, typed: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_table_says_what_and_why_and_how_much(mirror: CopyServer, copy: Path, output: Path) -> None:
     (copy / ENTRY[1:]).unlink()
     change(copy / FIRST[1:], BEFORE_TEXT, -(10**9))
-    code, out, _ = typed("verify-mirror", "--tree", output, mirror.url, "--read-entries")
+    code, out, _ = typed("--tree", output, mirror.url, "--read-entries")
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert code == 8
     assert rows[0] == ["FOUND", "PATH", "WHY"]
@@ -417,15 +405,13 @@ def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["nowhere", "file:///nowhere", "ftp://127.0.0.1/x", "https://a:b@c/x"])
-def test_what_is_no_mirror_is_a_usage_error(
-    output: Path, typed: Callable[..., tuple[int, str, str]], where: str
-) -> None:
-    code, _, err = typed("verify-mirror", "--tree", output, where)
+def test_what_is_no_mirror_is_a_usage_error(output: Path, where: str) -> None:
+    code, _, err = typed("--tree", output, where)
     assert (code, "a:b" in err) == (64, False)
 
 
-def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, typed: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = typed("verify-mirror", "--tree", tmp_path, tmp_path)
+def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path) -> None:
+    code, _, err = typed("--tree", tmp_path, tmp_path)
     assert (code, "expected a tree that gitboot published" in err) == (8, True)
 
 

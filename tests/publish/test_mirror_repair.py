@@ -252,6 +252,13 @@ def mend(
     return repair(store, publisher.root, [ALL], clock, parallel=1, begun=begun, done=_ignore, retry_s=0)
 
 
+def assert_refused(mirror: Path, words: str, publisher: SignedSite, *how: Any, **more: Any) -> None:
+    """Assert that a repair raises an error with these words, and writes nothing."""
+    with closing(WatchedStore(mirror)) as store, pytest.raises(PublishError, match=words):
+        mend(store, publisher, *how, **more)
+    assert store.written == {}
+
+
 def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_put_back(
     empty: Path, publisher: SignedSite
 ) -> None:
@@ -311,12 +318,7 @@ def test_a_tree_that_is_published_to_again_and_again_ends_a_repair_with_a_messag
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
-    with (
-        closing(WatchedStore(empty)) as store,
-        pytest.raises(PublishError, match=r"was published to meanwhile; run the command"),
-    ):
-        mend(store, publisher, begun=publish)
-    assert store.written == {}
+    assert_refused(empty, r"was published to meanwhile; run the command", publisher, begun=publish)
 
 
 def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
@@ -327,12 +329,7 @@ def test_a_repair_writes_nothing_from_a_tree_whose_publication_was_cut_short(
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
         patch.setattr(Disk, "place", killed_after(3))
         without_window(publisher)
-    with (
-        closing(WatchedStore(copy)) as store,
-        pytest.raises(PublishError, match=r"is being published, or a publication was cut short"),
-    ):
-        mend(store, publisher)
-    assert store.written == {}
+    assert_refused(copy, r"is being published, or a publication was cut short", publisher)
     without_window(publisher)
     assert repaired(copy, publisher.root, ALL)[0] == 0
     assert as_published(copy, publisher.root)
@@ -368,9 +365,7 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     behind = INSIDE - TOLERANCE * 2
-    with closing(WatchedStore(copy)) as store, pytest.raises(PublishError, match="correct the clock"):
-        mend(store, publisher, lambda: behind)
-    assert store.written == {}
+    assert_refused(copy, "correct the clock", publisher, lambda: behind)
 
 
 # Who publishes to a mirror
@@ -503,13 +498,16 @@ def store() -> Iterator[Store]:
         yield found
 
 
+def opened(url: str) -> Bucket:
+    address = parse_target(url)
+    assert isinstance(address, BucketAddress)
+    return Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
+
+
 def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, output: Path, tmp_path: Path) -> None:
     store.make("boots")
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    (keys / "username").write_text(KEY["aws_access_key_id"])
-    (keys / "password").write_text(KEY["aws_secret_access_key"])
-    url = f"s3://boots/site?endpoint={store.url}&credentials={keys}"
+    give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    url = f"s3://boots/site?endpoint={store.url}&credentials={tmp_path}/keys"
     code, done, _ = repaired(url, output, ALL)
     assert code == 0 and {*done.values()} == {"Replaced"}
     before = store.contents("boots")
@@ -522,9 +520,7 @@ def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, outpu
 
 def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(store: Store, output: Path) -> None:
     store.make("replaced")
-    address = parse_target(f"s3://replaced?endpoint={store.url}")
-    assert isinstance(address, BucketAddress)
-    bucket = BucketStore(address.name, Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"])))
+    bucket = BucketStore("bucket", opened(f"s3://replaced?endpoint={store.url}"))
     right, compared, tries = (output / f"boot{ENTRY}").read_bytes(), count(1), list[int]()
     store.put("replaced", f"boot{ENTRY}", b"#!ipxe\nshell\n")
 
@@ -546,10 +542,7 @@ def test_finding_m6_a_bucket_that_another_ledger_publishes_to_is_left_as_it_is(
     store.make("theirs")
     give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://theirs/site?endpoint={store.url}&credentials={tmp_path}/keys"
-    address = parse_target(url)
-    assert isinstance(address, BucketAddress)
-    bucket = Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
-    followed(bucket, output, name=address.name, ledger="theirs")
+    followed(opened(url), output, ledger="theirs")
     store.put("theirs", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
     before = store.contents("theirs")
     done = captured("verify-mirror", url, "--tree", output, "--repair", ALL)

@@ -145,19 +145,6 @@ def read_digests(path: Path, expected: str) -> dict[str, str]:
     return found
 
 
-def test_the_index_has_who_is_meant_by_what(root: Path) -> None:
-    publish(root, tree())
-    named = {
-        identity: names
-        for path in (root / "ops/index").iterdir()
-        for identity, names in json.loads(path.read_bytes()).items()
-    }
-    assert named == {
-        f"mac/52-54-00-00-00-0{server}": [owner(f"boot/v1/boot/52-54-00-00-00-0{server}/boot.ipxe")]
-        for server in range(3)
-    }
-
-
 @pytest.mark.parametrize("path", ['boot/o/x/a "quoted" \\ name', "boot/o/x/ümlaut", 'boot/o/x/a:{"sha256":'])
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_any_name_stands_in_the_manifest_as_it_is(root: Path, path: str, is_shared: bool) -> None:
@@ -827,18 +814,6 @@ def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
     assert verify(root) == ()
     with pytest.raises(PublishError, match=r"Read-only file system \(mount it writable\)"):
         publish(root, tree(2))
-
-
-def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path, directory: Directory) -> None:
-    files = tree(1)
-    publish_files(directory, files, commit="one", at=AT)
-    a_file(root / "boot/new")
-    files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
-    with pytest.raises(PublishError, match="boot/new"):
-        publish_files(directory, files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
-    (root / "boot/new").unlink()
-    assert publish_files(directory, files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
-    assert verify(root) == ()
 
 
 def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:

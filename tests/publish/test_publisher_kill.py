@@ -61,7 +61,7 @@ def tree(version: int, servers: int = 1) -> dict[str, File]:
         data = f"user data {version} of {server}\n".encode()
         content = f"boot/o/{sha256(data).hexdigest()}/user-data"
         files[content] = File(data)
-        entry = f"boot/v1/boot/{server}/boot.ipxe"
+        entry = f"boot/v1/boot/52-54-00-00-00-{server:02x}/boot.ipxe"
         same = next(path for path in (f"boot/ipxe/{server}-{n}" for n in count()) if owner(path) == owner(entry))
         files |= dict.fromkeys((entry, same), File(f"{version:04} {content}\n".encode()))  # one file, of two names
     return files
@@ -89,6 +89,16 @@ def everything(root: Path) -> dict[str, bytes]:
     return found
 
 
+PARSERS: dict[str, Callable[[bytes], object]] = {
+    re.escape(MANIFEST): parse_head,
+    re.escape(SHARED): parse_listing,
+    r"ops/manifest/.*json": parse_digests,
+    r"ops/index/.*json": parse_shard,
+    r"ops/servers/.*\.json": parse,
+    r"ops/\.gitboot/.*\.json": json.loads,
+}
+
+
 def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
     """What must not be in a tree between two versions."""
     found = []
@@ -104,19 +114,10 @@ def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
             named = content.decode().split()[1]
             if sha256(stands.get(named, b"")).hexdigest() not in named:
                 found.append(f"{path} names {named}, which is {stands.get(named)!r}")
+        parse_file = next((each for pattern, each in PARSERS.items() if re.fullmatch(pattern, path)), None)
         try:
-            if path == MANIFEST:
-                parse_head(content)
-            elif path == SHARED:
-                parse_listing(content)
-            elif path.startswith("ops/manifest/") and path.endswith("json"):
-                parse_digests(content)
-            elif path.startswith("ops/index/") and path.endswith("json"):
-                parse_shard(content)
-            elif server_of(path) is not None:
-                parse(content)
-            elif path.endswith(".json") and path.startswith("ops/.gitboot/"):
-                json.loads(content)
+            if parse_file is not None:
+                parse_file(content)
         except ValueError as error:
             found.append(f"{path} does not parse: {error}")
     return found
@@ -796,8 +797,8 @@ def test_cut_off_from_power_a_tree_begins_as_a_whole_or_not_at_all(root: Path) -
 @pytest.mark.parametrize(
     ("is_placed", "renamed"),
     [
-        (False, ["boot", "fresh", "boot", "manifest", "servers", "manifest.json"]),
-        (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "manifest", "servers", "manifest.json"]),
+        (False, ["boot", "fresh", "boot", "index", "manifest", "servers", "manifest.json"]),
+        (True, ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "index", "manifest", "servers", "manifest.json"]),
     ],
     ids=["in an empty folder", "beside what operators have placed"],
 )

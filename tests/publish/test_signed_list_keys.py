@@ -48,6 +48,12 @@ class Operator:
         else:
             subprocess.run([program(words[0], words[0]), *words[1:]], check=True)
 
+    def renew(self, *more: object) -> None:
+        """Make or replace keys, and publish by them."""
+        self.run(KEYGEN, *more)
+        self.run(COPY)
+        self.publish()
+
     def publish(self) -> None:
         self.publisher.publish(FLEET, made=_now())
         shutil.rmtree(self.mirror, ignore_errors=True)
@@ -63,10 +69,8 @@ class Operator:
 def operator(tmp_path: Path) -> Operator:
     found = Operator(tmp_path)
     assert LIST.count(KEYGEN) >= 2 and VERIFY
-    found.run(KEYGEN)
-    found.run(COPY)
+    found.renew()
     shutil.copy(found.offline / "root.pub", found.public)
-    found.publish()
     return found
 
 
@@ -80,9 +84,7 @@ def test_a_publication_key_that_was_stolen_or_lost_is_replaced_and_mirrors_do_no
     (operator.host / "publication.key").unlink()
     with pytest.raises(KeyUnreadable):
         read_list_keys(operator.host)
-    operator.run(KEYGEN)
-    operator.run(COPY)
-    operator.publish()
+    operator.renew()
     assert operator.faults() == set()
     roots = [each.name for each in operator.mirror.glob("signed/*.root.json")]
     assert sorted(roots) == ["1.root.json", "2.root.json"]
@@ -96,32 +98,24 @@ def test_a_publication_key_that_was_stolen_or_lost_is_replaced_and_mirrors_do_no
 
 def test_the_root_key_is_replaced_and_mirrors_do_nothing(operator: Operator) -> None:
     new = operator.offline.with_name("new.key")
-    operator.run(KEYGEN, "--new-root-key", new)
-    operator.run(COPY)
-    operator.publish()
+    operator.renew("--new-root-key", new)
     assert operator.faults() == set(), "by the root.pub of before"
     shutil.copy(operator.offline / "root.pub", operator.public)
     assert operator.faults() == set(), "by the new one"
-    operator.run(KEYGEN, "--root-key", new)
-    operator.run(COPY)
-    operator.publish()
+    operator.renew("--root-key", new)
     assert operator.faults() == set()
 
 
 @pytest.mark.parametrize("lost", ["the root key", "both"])
 def test_after_a_lost_root_key_new_keys_need_a_new_public_key_at_each_mirror(operator: Operator, lost: str) -> None:
-    operator.run(KEYGEN)
-    operator.run(COPY)
-    operator.publish()
+    operator.renew()
     (operator.offline / "root.key").unlink()
     if lost == "both":
         shutil.rmtree(operator.host)
     assert operator.faults() == set(), "the list stays as it is"
     shutil.rmtree(operator.offline)  # a new folder
     shutil.rmtree(operator.host, ignore_errors=True)
-    operator.run(KEYGEN)
-    operator.run(COPY)
-    operator.publish()
+    operator.renew()
     assert operator.faults() == {"BadSignature"}
     shutil.copy(operator.offline / "root.pub", operator.public)
     assert operator.faults() == set()

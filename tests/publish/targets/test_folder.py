@@ -145,15 +145,6 @@ def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_it
     assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
 
 
-def test_a_restart_writes_only_its_claim(site: Site) -> None:
-    site.bring(1)
-    before = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
-    site.begin("another process")
-    assert site.follow() == 0
-    after_ = {each: each.stat().st_ino for each in site.folder.rglob("*") if each.is_file()}
-    assert [str(each.relative_to(site.folder)) for each in after_ if before.get(each) != after_[each]] == [HEAD]
-
-
 def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_there(site: Site) -> None:
     site.bring(1)
     site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")

@@ -216,64 +216,48 @@ def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str =
         directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
 
+def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = None) -> TargetStep:
+    """Return the first step of a target that holds these units."""
+    glance = (tree := FollowedTree(root)).look()
+    head = head or TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
+    assert glance is not None
+    step = next_step(tree, glance, held(head, [units], (), gitboot=__version__), lambda _: {}, most)
+    assert step is not None
+    return step
+
+
 def test_what_a_target_has_of_a_server_comes_before_what_it_lacks(tmp_path: Path) -> None:
     """An entry that is out of date boots what Git wants no more; one that is missing boots nothing."""
-    publish(tmp_path / "out", fleet(1, tuple(range(9))))
-    tree = FollowedTree(tmp_path / "out")
-    glance = tree.look()
-    assert glance is not None
+    publish(tmp_path, fleet(1, tuple(range(9))))
     units = {f"server-52-54-00-00-00-{number:02x}": Unit("old", {}) for number in (7, 8)}
-    holding = held(
-        TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [units], (), gitboot=__version__
-    )
-    step = next_step(tree, glance, holding, lambda _: {}, 3)
-    assert step is not None
-    assert set(list(step.units)[:2]) == units.keys()
+    assert set(list(step_of(tmp_path, units, 3).units)[:2]) == units.keys()
 
 
 def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_that_are_gone(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1, tuple(range(9))))
-    tree = FollowedTree(tmp_path / "out")
-    glance = tree.look()
-    assert glance is not None
+    publish(tmp_path, fleet(1, tuple(range(9))))
     units = {"": Unit("old", {}), "a-gone-server": Unit("old", {}), "server-52-54-00-00-00-08": Unit("old", {})}
-    holding = held(
-        TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [units], (), gitboot=__version__
-    )
-    step = next_step(tree, glance, holding, lambda _: {}, 99)
-    assert step is not None
     new = {f"server-52-54-00-00-00-{number:02x}" for number in range(8)}
-    first, *others, shared, last = step.units
+    first, *others, shared, last = step_of(tmp_path, units, 99).units
     assert (first, set(others), shared, last) == ("server-52-54-00-00-00-08", new, "", "a-gone-server")
 
 
 def test_servers_of_one_shard_follow_one_another(tmp_path: Path) -> None:
     """Each step writes the shards of its servers whole: a first copy writes each of them once or twice."""
-    publish(tmp_path / "out", fleet(1, tuple(range(600))))
-    glance = (tree := FollowedTree(tmp_path / "out")).look()
-    assert glance is not None
-    nothing = held(TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [], (), gitboot=__version__)
-    step = next_step(tree, glance, nothing, lambda _: {}, 999)
-    assert step is not None
-    numbers = [number_of(server) for server in step.units if server]
+    publish(tmp_path, fleet(1, tuple(range(600))))
+    numbers = [number_of(server) for server in step_of(tmp_path, {}, 999).units if server]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) < len(numbers)
 
 
 def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
-    tree = FollowedTree(tmp_path / "out")
-    glance = tree.look()
+    publish(tmp_path, fleet(1))
+    glance = (tree := FollowedTree(tmp_path)).look()
     assert glance is not None
     units = {server: Unit(digest, {}) for server, digest in glance.states.items()}
     head = TargetHead(ledger="ours", commit=glance.commit, gitboot="0.0.1", writer="")
-    stands = held(head, [units], (), gitboot="0.0.1")
-    assert next_step(tree, glance, stands, lambda _: {}, 99) is None
-    again = held(head, [units], (), gitboot=__version__)
-    partly = next_step(tree, glance, again, lambda _: {}, 1)
-    wholly = next_step(tree, glance, again, lambda _: {}, 99)
-    assert partly is not None and wholly is not None
-    assert (partly.head.gitboot, wholly.head.gitboot) == ("0.0.1", __version__)
+    assert next_step(tree, glance, held(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
+    made_by = [step_of(tmp_path, units, most, head=head).head.gitboot for most in (1, 99)]
+    assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
 
 
 def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> None:
@@ -326,6 +310,12 @@ class Shelf:
         self.steps.append(step)
 
 
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    publish(tmp_path, fleet(1))
+    return tmp_path
+
+
 def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, retry_s: float = 0.01) -> Follower:
     return Follower(
         shelf,
@@ -337,17 +327,16 @@ def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, 
     )
 
 
-def test_a_target_is_brought_up_at_the_start_and_with_each_publication(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_a_target_is_brought_up_at_the_start_and_with_each_publication(out: Path) -> None:
     shelf, woken = Shelf(), threading.Event()
-    with Followers([one := follower(tmp_path / "out", shelf, woken.set)]).running() as followers:
+    with Followers([one := follower(out, shelf, woken.set)]).running() as followers:
         followers.publish()
         followers.wait(60)
         assert one.following == Following(name="shelf", commit="c0ffee")
         assert woken.wait(60)
         servers = len(shelf.steps)
         assert servers == 4  # three, and what is nobody's
-        publish(tmp_path / "out", fleet(1, (0, 1)), AT + DAY, commit="beef")
+        publish(out, fleet(1, (0, 1)), AT + DAY, commit="beef")
         followers.publish()
         assert one.following.behind_since == AT
         followers.wait(60)
@@ -355,11 +344,10 @@ def test_a_target_is_brought_up_at_the_start_and_with_each_publication(tmp_path:
     assert shelf.loads == 1
 
 
-def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_up(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
     shelf = Shelf(fails=HostUnreachable("shelf: no route"))
     other = Shelf()
-    with Followers([follower(tmp_path / "out", shelf), follower(tmp_path / "out", other)]).running() as followers:
+    with Followers([follower(out, shelf), follower(out, other)]).running() as followers:
         followers.publish()
         assert eventually(lambda: shelf.loads > 3)
         failure = ("HostUnreachable", "shelf: no route")
@@ -370,11 +358,10 @@ def test_a_target_that_is_down_holds_up_nothing_and_is_tried_again_until_it_is_u
         assert followers.following[0] == Following(name="shelf", commit="c0ffee")
 
 
-def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(out: Path) -> None:
     shelf = Shelf()
     shelf.gate.clear()
-    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+    with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
         assert eventually(lambda: shelf.loads == 1)
         followers.publish()
@@ -382,14 +369,13 @@ def test_a_target_that_hangs_holds_up_neither_publications_nor_the_end(tmp_path:
     shelf.gate.set()
 
 
-def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_anew(tmp_path: Path) -> None:
+def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_anew(out: Path) -> None:
     """What lies there when an instance starts may be a backup: a target would go backwards by it."""
-    publish(tmp_path / "out", fleet(1))
     shelf = Shelf(most=99)
-    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+    with Followers([one := follower(out, shelf)]).running() as followers:
         assert not one.wait(0.2)
         assert shelf.loads == 0
-        publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
+        publish(out, fleet(2), AT + DAY, commit="beef")
         followers.publish()
         followers.wait(60)
     assert [step.head.commit for step in shelf.steps] == ["beef"]
@@ -417,22 +403,9 @@ def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(
     assert [step.head.commit for step in shelf.steps] == ["beef", "beef"]
 
 
-def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
-    shelf = Shelf(fails=LockedByAnother("shelf: another process"))
-    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
-        followers.publish()
-        assert eventually(lambda: one.following.failure is not None)
-        followers.publish()
-        followers.publish()
-        assert not one.wait(0.2)
-    assert shelf.loads == 1
-
-
-def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(out: Path) -> None:
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
-    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+    with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
         followers.publish()
         assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
         followers.retry_now()
@@ -450,11 +423,10 @@ def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_a
 
 @for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
 def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_ended(
-    tmp_path: Path, known: tuple[str, ...], overdue: datetime | None
+    out: Path, known: tuple[str, ...], overdue: datetime | None
 ) -> None:
-    publish(tmp_path / "out", fleet(1))
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
-    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+    with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
         followers.publish()
         assert eventually(lambda: one.following.failure is not None)
         assert one.following.overdue_since == overdue
@@ -464,26 +436,24 @@ def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_end
         assert one.following == Following(name="shelf", commit="c0ffee")
 
 
-def test_nobody_hurries_a_target_that_another_process_has_taken_over(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_a_target_that_another_process_has_taken_over_is_left_alone_and_nobody_hurries_it(out: Path) -> None:
     shelf = Shelf(fails=LockedByAnother("shelf: another process"))
-    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+    with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
         assert eventually(lambda: one.following.failure is not None)
-        followers.retry_now()
-        followers.turn(AT)
+        for hurry in (followers.publish, followers.retry_now, lambda: followers.turn(AT)):
+            hurry()
         assert not one.wait(0.2)
     assert shelf.loads == 1
 
 
-def test_what_is_published_while_a_step_is_made_is_made_next(tmp_path: Path) -> None:
-    publish(tmp_path / "out", fleet(1))
+def test_what_is_published_while_a_step_is_made_is_made_next(out: Path) -> None:
     shelf = Shelf(most=99)
     shelf.gate.clear()
-    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+    with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
         assert eventually(lambda: shelf.loads == 1)
-        publish(tmp_path / "out", fleet(2), AT + DAY, commit="beef")
+        publish(out, fleet(2), AT + DAY, commit="beef")
         followers.publish()
         shelf.gate.set()
         followers.wait(60)

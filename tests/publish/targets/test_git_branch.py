@@ -17,19 +17,15 @@ from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.fetch import Fetching
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import File
 from tests.helpers.documentation import checkout_script, clone_for_checkouts
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, git_daemon
-from tests.helpers.published_trees import bring_up
-from tests.publish.targets.test_s3 import ENTRY, assert_holds, fleet, split
+from tests.publish.targets.test_s3 import COMMIT, ENTRY, FollowedSite, assert_holds, fleet
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 ADA = Authorship("Ada", "ada@example.net", 1_700_000_000, 60)
-SOURCE = "a" * 40
 REF = "refs/heads/boot"
 
 
@@ -45,16 +41,15 @@ def git(bare: Path, *arguments: str) -> str:
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-class Site:
+class Site(FollowedSite):
     def __init__(self, folder: Path, remote: Remote, *, ledger: str = "ours", heir_of: str | None = None) -> None:
-        self.root, self._folder, self._remote = folder / "out", folder, remote
-        self.ledger, self.heir_of, self.follows_default = ledger, heir_of, False
+        self._folder, self._remote = folder, remote
+        self.follows_default = False
         self.fetching: Fetching | None = None  # in this process
-        self.tree = FollowedTree(self.root)
-        self.target = self.begin()
+        super().__init__(folder / "out", ledger=ledger, heir_of=heir_of)
 
-    def begin(self, clone: str = "clone.git") -> BranchTarget:
-        """A process that knows nothing of what was before, but for a clone that it may have."""
+    def begin(self, clone: str = "clone.git") -> None:
+        """Have a target as a process has it that knows nothing of what was before, but for a clone."""
         branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
         self.target = BranchTarget(
             "git+test#boot",
@@ -62,22 +57,9 @@ class Site:
             ledger=self.ledger,
             heir_of=lambda: self.heir_of,
             follows_default=self.follows_default,
-            author_of=lambda revision: ADA if revision == SOURCE else None,
+            author_of=lambda revision: ADA if revision == COMMIT else None,
             clock=lambda: AT,
         )
-        return self.target
-
-    def publish(self, files: dict[str, File], at: datetime = AT, commit: str = SOURCE) -> None:
-        servers, shared = split(files)
-        with Directory.open(self.root, ledger="ours") as directory:
-            directory.publish(servers, shared, complete=True, commit=commit, at=at)
-
-    def follow(self) -> None:
-        bring_up(self.target, self.tree)
-
-    def bring(self, files: dict[str, File], at: datetime = AT, commit: str = SOURCE) -> None:
-        self.publish(files, at, commit)
-        self.follow()
 
 
 @pytest.fixture
@@ -145,7 +127,7 @@ def test_each_change_is_one_commit_by_who_wrote_its_source(site: Site, bare: Pat
         "Ada <ada@example.net> 1700000000 +0100 gitboot",
     ]
     trailers = git(bare, "log", "--format=%(trailers:only,unfold)", "boot").split()
-    assert trailers[1::4] == ["b" * 40, SOURCE]
+    assert trailers[1::4] == ["b" * 40, COMMIT]
     assert trailers[0::2] == ["Gitboot-Source:", "Gitboot-Plan:"] * 2
     assert_holds(served(bare), fleet(2))
 
@@ -271,15 +253,6 @@ def test_what_the_server_does_not_take_is_said(site: Site, bare: Path, tmp_path:
         with pytest.raises(SourceRefused, match=r"does not take .*hook declined"):
             site.follow()
     assert git(bare, "for-each-ref") == ""
-
-
-def test_a_clone_that_was_lost_is_made_anew(site: Site, bare: Path) -> None:
-    site.bring(fleet(1))
-    site.publish(fleet(2), AT + DAY)
-    site.begin("another.git")
-    site.follow()
-    assert_holds(served(bare), fleet(2))
-    assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
 # A checkout

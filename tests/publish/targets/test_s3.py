@@ -11,6 +11,7 @@ from hashlib import sha256
 from ipaddress import IPv4Address
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -48,6 +49,7 @@ from tests.helpers.published_trees import bring_up, server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
+COMMIT = "a" * 40
 ENTRY = "boot/v1/boot/52-54-00-00-00-{:02x}/boot.ipxe"
 _buckets = count(1)
 
@@ -96,14 +98,39 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_RETRIES", 0)
 
 
-class Site:
-    def __init__(self, root: Path, url: str, bucket: str, *, ledger: str = "ours", heir_of: str | None = None) -> None:
-        self.root, self.url, self.bucket, self.ledger, self.heir_of = root, url, bucket, ledger, heir_of
-        self.tree = FollowedTree(root)
-        self.target = self.begin()
+class FollowedSite:
+    """A published directory, and the target that follows it."""
 
-    def begin(self, writer: str = "me") -> StoreTarget:
-        """A process that knows nothing of what was before."""
+    target: Any
+
+    def __init__(self, root: Path, *, ledger: str = "ours", heir_of: str | None = None) -> None:
+        self.root, self.ledger, self.heir_of = root, ledger, heir_of
+        self.tree = FollowedTree(root)
+        self.begin()
+
+    def begin(self) -> None:
+        """Have a target as a process has it that knows nothing of what was before."""
+        raise NotImplementedError
+
+    def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> None:
+        servers, shared = split(files)
+        with Directory.open(self.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit=commit, at=at)
+
+    def follow(self) -> int:
+        return bring_up(self.target, self.tree)
+
+    def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> int:
+        self.publish(files, at, commit)
+        return self.follow()
+
+
+class Site(FollowedSite):
+    def __init__(self, root: Path, url: str, bucket: str, *, ledger: str = "ours", heir_of: str | None = None) -> None:
+        self.url, self.bucket = url, bucket
+        super().__init__(root, ledger=ledger, heir_of=heir_of)
+
+    def begin(self, writer: str = "me") -> None:
         address = BucketAddress(
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
@@ -112,19 +139,6 @@ class Site:
         self.target = StoreTarget(
             address.name, self.open_bucket, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer, most=2
         )
-        return self.target
-
-    def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
-        servers, shared = split(files)
-        with Directory.open(self.root, ledger="ours") as directory:
-            directory.publish(servers, shared, complete=True, commit=commit, at=at)
-
-    def follow(self) -> int:
-        return bring_up(self.target, self.tree)
-
-    def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> int:
-        self.publish(files, at, commit)
-        return self.follow()
 
 
 @pytest.fixture
@@ -166,7 +180,7 @@ def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
         "boot/boot.ipxe": ("text/plain; charset=utf-8", "no-cache"),
     }
     head = parse_head(store.get(bucket, f"site/{HEAD}").content)
-    assert (head.ledger, head.commit) == ("ours", "c0ffee")
+    assert (head.ledger, head.commit) == ("ours", COMMIT)
 
 
 @pytest.mark.parametrize("names", ["ba", "ab"])
