@@ -297,7 +297,7 @@ class SignedList:
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
-        shared = render_listing(shared_listing((path, Listed(*each)) for path, each in sorted(tree.shared().items())))
+        shared = render_listing(shared_listing(sorted(tree.shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): Listed(digest_of(shared), len(shared))}
         before = self._state
@@ -419,7 +419,7 @@ def _all_targets(disk: Disk, tree: Tree) -> dict[str, Listed | None]:
         if data is None or digest_of(data) != digest:
             raise damaged(disk, state_path(server))
         if (listed := parse(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
-            found[target_name(path)] = Listed(*listed)
+            found[target_name(path)] = listed
     return found
 
 
