@@ -325,7 +325,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "bmc/test_power_steps.py::test_another_machine_is_never_switched",
     ),
     # The operator of a mirror
-    "List the machines": ("render/test_endpoint_files_listing.py::test_no_listing_names_a_token",),
+    "List the machines": ("render/test_server_files.py::test_no_listing_names_a_token",),
     "Unnoticed changes": (
         "controller/test_offered_files_signed_list.py::"
         "test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
