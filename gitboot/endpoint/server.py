@@ -63,7 +63,6 @@ class EndpointServer:
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
-        """Answer whoever connects, from now on."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:

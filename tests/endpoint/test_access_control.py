@@ -426,8 +426,6 @@ HOST: Final = "198.51.100.1"  # as another host sees it; the engine's bridge is 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Network namespaces."""
-
     host: str  # that publishes the container's ports
     container: str
     elsewhere: str

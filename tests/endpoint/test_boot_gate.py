@@ -83,7 +83,6 @@ def here() -> Iterator[Site]:
 
 @pytest.fixture
 def url(here: Site) -> Iterator[str]:
-    """An endpoint over the site."""
     with here.serve() as found:
         yield found
 
@@ -372,7 +371,6 @@ NAMED = fleet_document(
 
 
 def entries(fleet: Fleet) -> dict[str, str]:
-    """A server's entries as they lie in the tree."""
     roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
     return {path: fleet.files[path].content.decode() for path in roles}
 

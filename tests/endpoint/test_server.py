@@ -51,8 +51,6 @@ from tests.helpers.running_instance import Repository, eventually, is_program, r
 
 
 class Slow:
-    """An application that answers once it may."""
-
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
 
@@ -65,7 +63,6 @@ class Slow:
 
 
 def started(app: ASGIApp) -> tuple[EndpointServer, str]:
-    """A server that runs, and its base URL."""
     where = "127.0.0.1:0"
     listening = listen_at(where)
     running = EndpointServer(app, listening)
@@ -241,8 +238,6 @@ class Download:
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
     def unsent(self) -> int:
-        """How many bytes the server has ready for this client."""
-
         async def look() -> int:
             return self._connection.transport.get_write_buffer_size()
 
@@ -377,7 +372,6 @@ def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes that serve for another."""
     return sorted(pid for pid in children(parent) if is_program(pid, "serve"))
 
 
@@ -401,7 +395,6 @@ def _serve(root: Path, *arguments: str) -> tuple[str, ...]:
 
 @contextmanager
 def served(root: Path, *arguments: str) -> Iterator[tuple[str, Heard]]:
-    """The base URL of `gitboot serve`, and its process."""
     with Heard(*_serve(root, *arguments)) as process:
         yield json.loads(process.stderr.readline())["url"], process
 
