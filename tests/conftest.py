@@ -125,7 +125,7 @@ _FIRST: Final = (
     *(
         "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",
-        "scenarios/test_kill_hand_over",
+        "scenarios/test_kill",
         "resolve/test_secret_scan",
         "endpoint/test_server",
     ),
@@ -146,7 +146,7 @@ _FIRST: Final = (
         "endpoint/test_boot_responses",
         "resolve/test_templates",
     ),
-    *("scenarios/test_site_lives", "scenarios/test_site_faults", "scenarios/test_targets", "cli/test_main"),
+    *("scenarios/test_site_lives", "scenarios/test_targets", "cli/test_main"),
     *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
     *("scenarios/test_installations", "test_problems", "bmc/redfish/test_client", "git/test_clone"),
     *(

@@ -100,7 +100,6 @@ class Subject(BmcTask):
 
     @property
     def evidence(self) -> str:
-        """The evidence for the planned boot, in a word or two."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.unseen else "unknown"
@@ -207,7 +206,6 @@ class Inspection:
 
     @property
     def why(self) -> str:
-        """The reason for what comes next, in words."""
         if self.failure is not None:
             why, name = str(self.failure), self.subject.bmc.credentials
             return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
@@ -259,7 +257,6 @@ class Inspection:
 
     @property
     def next(self) -> str:
-        """The next step, in a word, or why there is none."""
         if self.failure is not None:
             return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
@@ -486,7 +483,6 @@ class Powered:
 
     @property
     def words(self) -> str:
-        """What is done, or why it is not."""
         return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
