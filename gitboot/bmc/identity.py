@@ -71,7 +71,6 @@ class Pinned:
 
     @property
     def seen(self) -> Shown:
-        """What it showed last."""
         return self.changed or Shown(uuid=self.uuid, serial=self.serial)
 
 
@@ -260,7 +259,6 @@ class Sharing:
     _claimed: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
 
     def after(self, pins: Mapping[SystemUuid, Pinned], machines: Mapping[SystemUuid, Machine]) -> Sharing:
-        """Return what these pins and machines share."""
         if pins is self.pins and machines is self.machines:
             return self
         found: dict[str, list[tuple[str, str | None]]] = {}

@@ -119,7 +119,6 @@ class IpmiConnection:
         return seen
 
     def reset(self, type: ResetType, seen: Observed) -> None:
-        """Ask for a Chassis Control command, once."""
         self.reach.check_fence()
         (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
         _answered(done)

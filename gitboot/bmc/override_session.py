@@ -233,7 +233,6 @@ class OverrideSession:
             raise
 
     def _run_power_steps(self) -> TaskResult:
-        """Confirm what was done to the power before, then ask for a reset if it is wanted now."""
         bmc, task, clock, wanted = self._bmc, self._task, self._clock, self._task.switching
         seen, identified, overrides = self._seen, self._identified, tuple(self._records.values())
         if wanted is None or seen is None or identified is None:

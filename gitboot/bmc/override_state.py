@@ -272,7 +272,6 @@ class OverrideRecord:
         return self.state.is_open or self.has_media
 
     def having(self, medium: Medium) -> OverrideRecord:
-        """Return the record with one of its media as it is now."""
         if self.data_medium is not None and self.data_medium.url == medium.url:
             return replace(self, data_medium=medium)
         return replace(self, medium=medium)

@@ -174,7 +174,6 @@ class BmcPool:
         return self._crew.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
 
     def forget(self, uuids: Iterable[SystemUuid]) -> None:
-        """Drop tasks that have not begun."""
         self._crew.forget(uuids)
 
     def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
@@ -187,7 +186,6 @@ class BmcPool:
         return dict(sorted(results.items(), key=lambda item: (item[1].server, item[0])))
 
     def close(self) -> None:
-        """Let running tasks end, and close all connections."""
         self._crew.close()
         self._closing.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
@@ -395,7 +393,6 @@ class Pace:
         return cls(most=most, limit=min(FIRST, most))
 
     def after(self, sign: Sign) -> Pace:
-        """Return the pace after the sign of one BMC."""
         if sign.waited_s is None and not sign.is_lost:
             return self
         waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)

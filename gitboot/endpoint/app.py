@@ -331,7 +331,6 @@ class Endpoint:
     # Pages
 
     async def page(self, answered: Answered, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer through Starlette."""
         status = 0
 
         async def noting(message: Message) -> None:

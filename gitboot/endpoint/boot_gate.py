@@ -130,7 +130,6 @@ class Refusals:
         self._proxies: OrderedDict[str, UnnamedProxy] = OrderedDict()
 
     def note(self, server: str, refusal: Refusal, client: str, at: datetime) -> None:
-        """Take note that a server's boot was not given."""
         with self._lock:
             self.counted[refusal.reason] += 1
             last = self._last[refusal.reason]

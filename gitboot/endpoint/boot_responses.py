@@ -102,7 +102,6 @@ class Answer:
     in_window: bool = False  # whether a maintenance says so: its end comes, whatever a clock says that was set back
 
     def stands(self, at: datetime) -> bool:
-        """Whether this is still the answer at ``at``."""
         return (
             (self.since is None or self.since <= at)
             and (self.until is None or at < self.until)

@@ -48,7 +48,6 @@ class Limits:
 
     @property
     def closed(self) -> int:
-        """How many connections had to go."""
         return self.idle.closed + self.all.closed
 
 
@@ -241,7 +240,6 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def _quick_reply(self) -> Reply | None:
-        """The reply that is held ready, if nothing is before it on this connection."""
         is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
@@ -332,7 +330,6 @@ class Bodies:
     async def read(
         self, receive: Receive, address: str | None, most_bytes: int, take: Callable[[bytes], object]
     ) -> Reply | None:
-        """Read the body of a request that comes from an address, as `ReadBody` says."""
         deadline, size_bytes, more = asyncio.timeout(BODY_S), 0, True
         try:
             async with deadline:

@@ -113,8 +113,6 @@ class Recording:
         return await self._asked(server, partial(self._given.reported, server, token))
 
     async def _asked(self, server: str, ask: Callable[[], _T]) -> _T:
-        """What the spool says, read by the thread that writes to it."""
-
         def look() -> _T:
             self._look()
             return ask()
@@ -244,12 +242,10 @@ class ForwardedRecording:
         return joined(await self._own.given(server, offer, report), given)
 
     async def reported(self, server: str, token: str) -> bool:
-        """Return whether an installer has reported since its boot was served."""
         is_done = await self._in_time(partial(self._shared.reported, server, token))
         return is_done or await self._own.reported(server, token)
 
     async def settle(self) -> None:
-        """Find out whether a fetch can be recorded."""
         await self._own.settle()
         await asyncio.to_thread(self._shared.ping)
 
@@ -442,7 +438,6 @@ class Turns:
         self._is_ready = True
 
     def turn(self, why_not: str | None, at: datetime) -> Event | None:
-        """The event, where there is something new to say."""
         was_ready, self._is_ready = self._is_ready, why_not is None
         if self._is_ready is was_ready:
             return None

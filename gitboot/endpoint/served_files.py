@@ -207,7 +207,6 @@ class PublishedTree:
         self._condition = facts
 
     def _parse(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
-        """What a file says that is one for the whole tree, read again when it has changed."""
         known = self._parsed.get(file)
         if known is not None and known[0] == signature(file):
             return known[1]

@@ -63,7 +63,6 @@ class EndpointServer:
         self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
 
     def start(self) -> None:
-        """Answer whoever connects, from now on."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 5) -> None:
@@ -164,22 +163,22 @@ def _parse_listen(listen: str) -> tuple[str, int]:
 
 
 _logger = logging.getLogger(__name__)
-_END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30  # who has run for so long may begin again at once
 
 
 class WorkerLimits(NamedTuple):
-    """How long a process that shows life once a second may show none.
+    """How long a process that shows life once a second may show none, and how long it may take to end.
 
-    These are seconds in which this process ran itself, so that a machine that was suspended, or is short of everything,
-    is no reason.
+    The seconds without life are seconds in which this process ran itself, so that a machine that was suspended, or is
+    short of everything, is no reason.
     """
 
     silent_s: int = 10  # from then on it does not respond
     hung_s: int = 30  # then gitboot replaces it
     starting_s: int = 50  # more, until its first sign of life
+    end_s: float = 5  # between SIGTERM and SIGKILL
 
 
 _LIMITS: Final = WorkerLimits()
@@ -226,7 +225,7 @@ class Workers:
             processes = [process for process in self._processes if process is not None]
         for process in processes:
             process.terminate()
-        until = time.monotonic() + _END_S
+        until = time.monotonic() + self._limits.end_s
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(until - time.monotonic(), 0))

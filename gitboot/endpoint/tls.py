@@ -170,14 +170,11 @@ class _Greeting(asyncio.Protocol):
         self._connection.connection_made(transport)
 
     def leave(self) -> None:
-        """Stop counting it."""
         self._limits.idle.leave(self)
         self._limits.all.leave(self)
 
     def give_up(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
-        """Close it at once."""
         return self._task is not None and self._task.cancel()
 
     def shutdown(self) -> None:
-        """Close it, as uvicorn asks of each connection at its end."""
         self.give_up()

@@ -89,7 +89,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def says(folder: Path, script: str, *arguments: str) -> None:
-    """Let a script say the password."""
     program = folder / "say"
     program.write_text(f"#!/bin/sh\necho >> {folder}/runs\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)

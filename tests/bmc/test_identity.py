@@ -328,8 +328,6 @@ def test_after_any_readings_it_is_what_is_found_anew(
 
 
 class Unwalked(dict[SystemUuid, Pinned]):
-    """What nobody may look through."""
-
     def __iter__(self) -> Iterator[SystemUuid]:
         raise AssertionError("all of it was looked at")
 

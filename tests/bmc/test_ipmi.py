@@ -296,7 +296,6 @@ def test_without_ipmitool_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyP
 
 
 def _pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Let a script stand for ipmitool."""
     program = folder / "ipmitool"
     program.write_text(f"#!/bin/sh\n{script}")
     program.chmod(0o755)
@@ -499,7 +498,6 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until the simulator has begun."""
     until = time.monotonic() + 300
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ping:
         ping.settimeout(0.1)

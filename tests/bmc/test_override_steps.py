@@ -556,7 +556,6 @@ class _Instance:
         return replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:
-        """One pass."""
         for _ in range(10):
             observed = self.observe()
             records = tuple(self.ledger.values())
@@ -579,7 +578,6 @@ class _Instance:
         raise AssertionError("the protocol goes round in circles")
 
     def _write(self, step: Set | Withdraw, observed: Observed) -> bool:
-        """Send it; return whether it was taken."""
         assert isinstance(step, Withdraw) or self.machine.uuid == self.described.uuid
         boot = boot_patch(step.record.override if isinstance(step, Set) else OFF, observed)
         etag = self.machine.settings() if observed.settings == self.machine.settings_path else self.machine.system()
@@ -676,34 +674,16 @@ def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bm
 
 def test_what_was_to_give_way_and_still_stands_is_gitboots_own() -> None:
     """The PATCH that was to turn Continuous into Once was lost: what stands is known, and is set again or withdrawn."""
-    continuous = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.PXE, mode="UEFI")
-    once = replace(continuous, enabled=OverrideEnabled.ONCE)
-    wanted = Wanted(reason="policy/web/always", plan_digest="d" * 64, override=once, set_again=True)
-    stood = Observed(system="/redfish/v1/Systems/1", override=continuous)
-    first = _step(wanted, stood, [_standing(continuous)], at=_NOON)
+    first = _step(SET_ANEW, _seen(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, Set)
-    assert (first.record.override, first.record.replaces) == (once, continuous)
-    later = _NOON + timedelta(minutes=2)
-    again = _step(wanted, stood, [first.record], at=later)
+    assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)
+    later = NOW + timedelta(minutes=2)
+    again = _step(SET_ANEW, _seen(CONTINUOUS), [first.record], at=later)
     assert isinstance(again, Set)
-    assert again.record.replaces == continuous
-    unwanted = _step(None, stood, [first.record], at=later)
+    assert again.record.replaces == CONTINUOUS
+    unwanted = _step(None, _seen(CONTINUOUS), [first.record], at=later)
     assert isinstance(unwanted, Withdraw)
-    assert unwanted.record.override == continuous
-    confirmed = _step(wanted, replace(stood, override=once), [again.record], at=later)
+    assert unwanted.record.override == CONTINUOUS
+    confirmed = _step(SET_ANEW, _seen(ONCE), [again.record], at=later)
     assert isinstance(confirmed, Confirm)
     assert confirmed.record.replaces is None
-
-
-_NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-
-
-def _standing(override: Override) -> OverrideRecord:
-    return OverrideRecord(
-        reason="policy/web/always",
-        plan_digest="c" * 64,
-        override=override,
-        marks=Marks(),
-        state=State.CONFIRMED,
-        at=_NOON - timedelta(hours=1),
-    )

@@ -54,7 +54,6 @@ DIRECT = replace(
 
 
 def _swap_board(machine: Machine) -> None:
-    """Let another machine answer at the same BMC."""
     machine.uuid, machine.serial = OTHER, "CZ29200XYZ"
 
 
@@ -375,7 +374,6 @@ WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is n
 
 @pytest.fixture
 def inserted(rack: Rack) -> Rack:
-    """A rack whose machine has the disc in a drive, and its override."""
     rack.bring_about(DISC)
     return rack
 

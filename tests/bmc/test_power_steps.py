@@ -64,7 +64,6 @@ def switched(state: SwitchState, type: ResetType = ResetType.FORCE_RESTART, *, a
 
 
 def kind(step: SwitchStep) -> str:
-    """A step in a word, with what it asks for or notes."""
     match step:
         case AskForReset(record=record):
             return f"ask {record.type}"

@@ -69,7 +69,6 @@ class Held:
             gate.set()
 
     def taken(self, number: int) -> dict[str, str]:
-        """Take results until there are so many."""
         found: dict[str, str] = {}
         while len(found) < number:
             found |= self.crew.next_ended()

@@ -76,7 +76,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
         "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
     ),
-    "Invented addresses": ("endpoint/test_app.py::test_operators_pages_are_for_operators",),
+    "Invented addresses": ("endpoint/test_access_control.py::test_client_is_who_stands_before_the_last_trusted_proxy",),
     "Other files": (
         "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
         "endpoint/test_app.py::test_what_is_no_request_gets_no_file",

@@ -426,8 +426,6 @@ HOST: Final = "198.51.100.1"  # as another host sees it; the engine's bridge is 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Network namespaces."""
-
     host: str  # that publishes the container's ports
     container: str
     elsewhere: str
@@ -534,7 +532,7 @@ def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, t
     (tmp_path / "gitboot.token").write_text(f"{TOKEN}\n")
     here = config.replace("/etc/prometheus/", f"{tmp_path}/").replace("boot.example.net:9090", f"{HOST}:9090")
     assert here.count(HOST) == 1
-    (tmp_path / "prometheus.yml").write_text(f"global: {{scrape_interval: 2s}}\n{here}")
+    (tmp_path / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{here}")
     command = (
         *(prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"),
         "--web.listen-address=127.0.0.1:9091",

@@ -151,7 +151,6 @@ def many() -> Iterator[httpx.Client]:
 
 
 def names(client: httpx.Client, **query: Any) -> list[str]:
-    """All servers, page by page."""
     found: list[str] = []
     while True:
         page = client.get("/servers", params=query).json()

@@ -75,7 +75,6 @@ def site(served: tuple[Site, httpx.Client]) -> Site:
 
 @pytest.fixture
 def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
-    """A client of an endpoint over ``site``."""
     return served[1]
 
 

@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
+from gitboot.endpoint import recorder
 from gitboot.endpoint.boot_gate import _is_own
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import PublishedTree
@@ -82,7 +83,6 @@ def here() -> Iterator[Site]:
 
 @pytest.fixture
 def url(here: Site) -> Iterator[str]:
-    """An endpoint over the site."""
     with here.serve() as found:
         yield found
 
@@ -283,12 +283,15 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
     assert [each.name for each in caplog.records] == ["gitboot.endpoint.recorder"]
 
 
-def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
-    with small_disk(tmp_path) as disk, site(planned(*ONCE, now=datetime.now(UTC))) as here:
+def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_TRIED_EVERY_S", 0)
+    with small_disk(tmp_path) as disk, site(None) as here:
         here.spool = disk / "spool"
         here.spool.mkdir()
-        here.publish(planned(*ONCE, now=datetime.now(UTC)), commit="2")
-        with served(here.root, "--spool", str(here.spool), "--accept-filesystem", "tmpfs") as (url, _):
+        here.publish(FLEET)
+        with here.serve() as url:
             eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
             fill(filler := disk / "filler")
             eventually(lambda: "No space left" in http_peers.get(f"{url}/readyz").text)
@@ -368,7 +371,6 @@ NAMED = fleet_document(
 
 
 def entries(fleet: Fleet) -> dict[str, str]:
-    """A server's entries as they lie in the tree."""
     roles = {path for path, turns in fleet.servers["web01"].published.paths.items() if turns[0].role == "entry"}
     return {path: fleet.files[path].content.decode() for path in roles}
 
@@ -1012,7 +1014,7 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
     repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
     assets = tmp_path / "assets"
     assets.mkdir()
-    looks = ("--check-assets", "off")  # by itself it would not offer it
+    looks = ("--check-assets", "off", "--poll", "1")  # by itself it would not offer it
     with running(repository.bare, tmp_path, "--assets", str(assets), *looks, records="fresh") as instance:
         eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
         found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"])

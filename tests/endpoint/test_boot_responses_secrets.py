@@ -79,7 +79,6 @@ REPORTED: Final = "provisioning: {evidence: Reported}"
 
 
 def secrets_in(fleet_of: Fleet) -> dict[str, str]:
-    """The URLs of secrets by name, as the user data has them."""
     text = next(file.content for path, file in fleet_of.boot_files.items() if path.endswith("config.ign"))
     found: dict[str, str] = json.loads(text)["x"]
     return found
@@ -97,7 +96,6 @@ def here(sealed: Sealed) -> Iterator[Site]:
 
 @pytest.fixture
 def secret(sealed: Sealed) -> str:
-    """The path of a secret at an endpoint."""
     return path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
 
 
@@ -373,7 +371,6 @@ def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: s
 
 
 def boots_given(instance: Instance) -> dict[str, Any]:
-    """The condition by which an instance tells what its endpoints have not given."""
     found = [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"]
     return found[0] if found else {"status": True, "reason": "Given"}
 
@@ -438,13 +435,11 @@ def private(instance: Instance) -> dict[str, Any] | None:
 
 
 def fetched_secrets(instance: Instance) -> list[str]:
-    """Who fetched the secret, as the events have it."""
     told = [each for each in instance.events if each["type"] == "SecretFetched"]
     return [each["client"] for each in told if each["secret"] == "secrets/join"]
 
 
 def shown_fetches(folder: Path) -> dict[str, int]:
-    """What `gitboot secret fetches` shows of the secret."""
     shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
     (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
     others = {"others": found["others"]["times"]} if found["others"] is not None else {}
@@ -453,7 +448,6 @@ def shown_fetches(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def pushed(tmp_path: Path, sealed: Sealed) -> Repository:
-    """A fleet whose secret machines of this host may fetch."""
     made = Repository.create(tmp_path / "git")
     allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
     made.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})

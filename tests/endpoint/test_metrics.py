@@ -56,7 +56,6 @@ def _samples(found: Iterable[Metric]) -> Samples:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An endpoint that knows a value of each metric."""
     with monitored_endpoint(tmp_path_factory.mktemp("certificates")) as url:
         get(url + ENTRY)
         yield url

@@ -103,7 +103,6 @@ class Reader:
 
     @property
     def is_served(self) -> bool:
-        """Whether the boot was served, by what is recorded."""
         return bool((self.bench.record or Record()).attempts)
 
 
@@ -295,7 +294,6 @@ def taking() -> Iterator[Site]:
 
 
 def left(taking: Site) -> list[UnknownMachine]:
-    """What an instance is to take in."""
     return [machine for each in unknown_left(taking.spool) for machine in each.table.machines]
 
 
@@ -591,7 +589,6 @@ def test_fetches_are_sent_by_one_process_of_several(hosts: Hosts) -> None:
 
 
 def line(number: int) -> bytes:
-    """A report, as an endpoint records it."""
     path = f"boot/v1/boot/m/provisioned/{number}"
     return line_of(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
 

@@ -51,8 +51,6 @@ from tests.helpers.running_instance import Repository, eventually, is_program, r
 
 
 class Slow:
-    """An application that answers once it may."""
-
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
 
@@ -65,7 +63,6 @@ class Slow:
 
 
 def started(app: ASGIApp) -> tuple[EndpointServer, str]:
-    """A server that runs, and its base URL."""
     where = "127.0.0.1:0"
     listening = listen_at(where)
     running = EndpointServer(app, listening)
@@ -241,8 +238,6 @@ class Download:
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
     def unsent(self) -> int:
-        """How many bytes the server has ready for this client."""
-
         async def look() -> int:
             return self._connection.transport.get_write_buffer_size()
 
@@ -377,7 +372,6 @@ def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes that serve for another."""
     return sorted(pid for pid in children(parent) if is_program(pid, "serve"))
 
 
@@ -401,7 +395,6 @@ def _serve(root: Path, *arguments: str) -> tuple[str, ...]:
 
 @contextmanager
 def served(root: Path, *arguments: str) -> Iterator[tuple[str, Heard]]:
-    """The base URL of `gitboot serve`, and its process."""
     with Heard(*_serve(root, *arguments)) as process:
         yield json.loads(process.stderr.readline())["url"], process
 
@@ -435,13 +428,10 @@ def test_a_worker_ends_with_its_parent_however_that_ends(tree: Site) -> None:
         eventually(lambda: all(map(is_gone, pids)))
 
 
-@pytest.mark.parametrize("state", ["answering", "stopped"])
-def test_all_end_by_a_signal(tree: Site, state: str) -> None:
+def test_all_end_by_a_signal(tree: Site) -> None:
     with served(tree.root, "--workers", "2") as (url, process):
         assert answers(url) == 200
         pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
-        if state == "stopped":  # it can take no signal but one
-            os.kill(pids[0], signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
         assert all(map(is_gone, pids))
@@ -517,7 +507,7 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
     def note_change() -> None:
         changes.append(workers.counted())
 
-    limits = WorkerLimits(silent_s=2, hung_s=5)
+    limits = WorkerLimits(silent_s=2, hung_s=5, end_s=0.5)
     command = [sys.executable, "-c", LIVELY, str(tmp_path)]
     workers = Workers(command, listen_at("127.0.0.1:0"), 2, note_change, limits=limits)
     with workers:
@@ -527,6 +517,8 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
         assert Endpoints(wanted=2, alive=1, restarts=0, hung=1) in changes
         assert is_gone(stopped)
         assert not is_gone(other)
+        os.kill(other, signal.SIGSTOP)  # it takes no signal but one
+    assert is_gone(other), "all end with the block"
     assert f"endpoint process {stopped} has not responded for 5 s: replaced" in caplog.text
 
 

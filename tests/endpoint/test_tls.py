@@ -80,7 +80,6 @@ class Pair:
 
 
 def put(target: Path, content: bytes) -> None:
-    """Never half of it."""
     target.with_suffix(".new").write_bytes(content)
     target.with_suffix(".new").replace(target)
 
@@ -113,7 +112,6 @@ def served(made: Site, *arguments: str) -> Iterator[tuple[Instance, str]]:
 
 
 def operators_of(found: Instance) -> str:
-    """The URL at which operators ask."""
     return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningForOperators"])[0])
 
 
@@ -354,7 +352,6 @@ def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, author
 
 @contextmanager
 def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Limits]]:
-    """An endpoint, and where machines and operators ask it."""
     with ExitStack() as stack:
         machines, operators = (stack.enter_context(listen_at("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)

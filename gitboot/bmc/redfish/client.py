@@ -204,7 +204,6 @@ class BmcConnection:
             raise _meaning(failed, f"GET {url}") from error
 
     def read(self, path: str) -> Resource:
-        """Read any resource."""
         with self._door("GET", path) as own:
             response = self.login.ask(own, lambda: self._connector.get(own))
             return _resource(response)
@@ -420,7 +419,6 @@ class RedfishDrives:
         self._change(slot, slot.insert, insertion(slot, url))
 
     def eject(self, slot: MediaSlot) -> None:
-        """Eject what lies in a slot."""
         self._change(slot, slot.eject, EJECTION if slot.eject is None else {})
 
     def _change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:

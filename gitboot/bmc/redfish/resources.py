@@ -71,7 +71,6 @@ class Resource:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The paths of a collection's members."""
         members = self.body.get("Members")
         paths = [_mapping(member).get("@odata.id") for member in members] if isinstance(members, list) else []
         return tuple(path for path in paths if isinstance(path, str))

@@ -35,7 +35,6 @@ def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Ra
 
 
 def written(rack: Rack) -> list[dict[str, Any]]:
-    """What was written to firmware's settings."""
     return [each["Attributes"] for each in rack.machine.writes if "Attributes" in each]
 
 

@@ -36,14 +36,12 @@ ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")
 
 
 def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
-    """Let its BMC be read once more, with nothing wanted."""
     job = rack.job(None, **changed)
     assert fleet.submit([job])
     return fleet.finished(wait_all=True)[job.uuid]
 
 
 def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Outcome]:
-    """Let the BMC be read so often."""
     return [read(fleet, rack, **changed).outcome for _ in range(times)]
 
 
