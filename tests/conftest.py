@@ -125,9 +125,9 @@ _FIRST: Final = (
     *(
         "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",
-        "scenarios/test_kill_hand_over",
+        "scenarios/test_kill",
         "resolve/test_secret_scan",
-        "endpoint/test_server_workers",
+        "endpoint/test_server",
     ),
     *("scenarios/test_ordinary_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_judgement"),
     *(
@@ -142,23 +142,21 @@ _FIRST: Final = (
     *(
         "git/test_snapshots",
         "publish/targets/test_s3",
-        "endpoint/test_access_control_networks",
+        "endpoint/test_access_control",
         "endpoint/test_boot_responses",
         "resolve/test_templates",
     ),
-    *("scenarios/test_site_lives", "scenarios/test_site_faults", "scenarios/test_targets", "cli/test_main"),
+    *("scenarios/test_site_lives", "scenarios/test_targets", "cli/test_main"),
     *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
     *("scenarios/test_installations", "test_problems", "bmc/redfish/test_client", "git/test_clone"),
     *(
-        "endpoint/test_access_control",
         "docs/test_hardware",
         "cli/commands/test_bmc",
         "bmc/test_credentials_access",
         "publish/test_mirror_comparison",
     ),
     *(
-        "bmc/test_override_steps_virtual_media",
-        "endpoint/test_api_operators_page",
+        "endpoint/test_api",
         "endpoint/test_app",
         "endpoint/test_webhooks",
         "controller/records/test_ledger_trust",

@@ -42,7 +42,6 @@ from tests.helpers.running_instance import eventually, running
 
 
 def documents(image_name: str) -> dict[str, str | None]:
-    """Twelve web servers that are installed again whenever their image changes."""
     servers = (server(f"web{number:02}") for number in range(12))
     images = (image(name) for name in ("flatcar-1", "flatcar-2"))
     parts = (fleet("baseURL: 'http://boot.test'"), *servers, *images, profile("web", image_name))
@@ -84,7 +83,6 @@ def settle(parts: Parts, seconds: float) -> None:
 
 
 def lines(parts: Parts) -> str:
-    """The lines that acknowledge what is held, or will be unless records let it through."""
     candidate = parts.reconciler.standing.attempt.candidate
     assert candidate is not None
     verdict = candidate.verdict
@@ -118,7 +116,6 @@ def _gpgsig(raw: bytes) -> re.Match[bytes]:
 
 
 def _lines(raw: bytes) -> list[bytes]:
-    """The lines of a commit's signature."""
     return [line.removeprefix(b" ") for line in _gpgsig(raw)[1].split(b"\n")]
 
 
@@ -140,7 +137,6 @@ def _crc24(data: bytes) -> bytes:
 
 
 def _armour(lines: list[bytes], data: bytes, width: int = 64, headers: Sequence[bytes] = ()) -> list[bytes]:
-    """The armour of a signature with other data, another width, or headers of OpenPGP."""
     encoded = base64.b64encode(data)
     body = [encoded[start : start + width] for start in range(0, len(encoded), width)]
     if not lines[0].startswith(b"-----BEGIN PGP"):

@@ -297,7 +297,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
         "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
     ),
-    "Delay a notice": ("controller/test_notifications_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
+    "Delay a notice": ("controller/test_notifications.py::test_apprise_that_drips_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
         "test_http_client.py::test_an_answer_without_end_ends_at_its_size",

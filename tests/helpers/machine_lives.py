@@ -106,8 +106,6 @@ _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
 
 class Way(Enum):
-    """How the server boots from the network."""
-
     ENTRY = "entry"  # DHCP's loader asks for it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
@@ -130,8 +128,6 @@ _IMAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """A maintenance."""
-
     start: datetime
     end: datetime
     often: str = "Once"
@@ -144,8 +140,6 @@ class Repair:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What Git says of the server."""
-
     often: str = "Once"
     provision: int = 1
     image: int = 1
@@ -227,8 +221,6 @@ class Process:
 
 @dataclass
 class Life:
-    """The server's whole world."""
-
     folder: Path
     bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
     profile: Profile
@@ -497,7 +489,6 @@ class Life:
             self._tell(observation)
 
     def fetch(self, client: str, at: datetime | None = None) -> None:
-        """Ask for the server's entry."""
         at = at or self.now
         found = [(name, each.paths[ENTRY]) for name, each in self.servers.items() if ENTRY in each.paths]
         if not found:
@@ -539,8 +530,6 @@ class Life:
     def written(
         self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
     ) -> None:
-        """Judge what gitboot has written to a BMC."""
-
         def wrong(what: str) -> None:
             self.violations.append(f"{self.now}: {what}: {dict(before)} -> {dict(after)} on {machine.name}")
 

@@ -28,7 +28,7 @@ from gitboot.publish.mirror_comparison import (
     compared,
     expected,
 )
-from gitboot.publish.mirror_repair import BucketStore, FolderStore, HostStore, MirrorStore, mirror_files, repair
+from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, mirror_files, repair
 from gitboot.publish.signed_list_check import compare_with_list, facts_of, signature_of
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.publish.targets.folder import RsyncStore
@@ -130,7 +130,7 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
     if repaired:
-        _repair(context, mirror, tree, repaired, parallel, outputs, as_target=as_target)
+        _repair(context, mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _public_keys(each)]
     opened: FolderMirror | WebMirror
@@ -171,16 +171,12 @@ def _repair(
     paths: tuple[str, ...],
     parallel: int,
     outputs: tuple[OutputOption, ...],
-    *,
-    as_target: bool,
 ) -> None:
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
         store = _store(mirror, tree, stack)
-        is_target = as_target or mirror.startswith(_STORES)
-        clock = partial(datetime.now, UTC)
-        report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
+        report = repair(store, tree, paths, partial(datetime.now, UTC), parallel=parallel, begun=begun, done=done)
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
     left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
@@ -209,7 +205,7 @@ def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
             from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
 
             return BucketStore(address.name, Bucket(address, key))
-        return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
+        return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
     if "://" in mirror and not mirror.startswith("file://"):
         raise UsageError(
             f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"

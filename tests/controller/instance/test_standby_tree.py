@@ -20,27 +20,39 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.checkpoint import WORTH
-from gitboot.controller.instance.standby_tree import Prepared, StandbyPlace, prepare
+from gitboot.controller.instance.settings import GitSettings, Settings
+from gitboot.controller.instance.standby import Prepared, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.endpoint.recorder import why_not_ready
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
-from gitboot.evaluator.protocol import Allowance
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
-from tests.helpers.instance_with_bmcs import Blade, Host, Pair, Rack, boots_at_host, pair, rack, server
+from tests.helpers.instance_with_bmcs import (
+    LARGE,
+    Blade,
+    Host,
+    Pair,
+    Rack,
+    boots_at_host,
+    large_fleets,
+    pair,
+    rack,
+    server,
+)
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.running_instance import begin, eventually
 
-__all__ = ["rack", "server"]  # fixtures
+__all__ = ["large_fleets", "rack", "server"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("large_fleets")
 
 
-MANY = [f"web{number:04}" for number in range(WORTH)]
+MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
 def begun(rack: Rack, hosts: Pair) -> Blade:
@@ -60,13 +72,14 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def place_of(host: Host) -> StandbyPlace:
-    return StandbyPlace(output=host.folder / "output", state=host.state, spool=host.state / "spool")
+def settings_of(host: Host) -> Settings:
+    git = GitSettings(repository="")
+    return Settings(output=host.folder / "output", state=host.state, git=git, spool=host.state / "spool")
 
 
 def prepared(host: Host) -> Prepared:
     """What it makes of its tree now, while it stands by."""
-    return prepare(place_of(host), allowance=Allowance(), clock=clock, warn=pytest.fail)
+    return prepare(settings_of(host), clock=clock, warn=pytest.fail)
 
 
 def prepared_soon(host: Host) -> Prepared | None:
@@ -93,7 +106,6 @@ def tree(host: Host) -> dict[str, bytes]:
 
 
 def differing(hosts: Pair) -> list[str]:
-    """Where the trees of both hosts differ."""
     one, two = map(tree, hosts.hosts)
     return [path for path in sorted(one.keys() | two.keys()) if one.get(path) != two.get(path)]
 
@@ -121,7 +133,6 @@ def entry(host: Host, path: str) -> Path:
 
 
 def why_not(host: Host) -> str | None:
-    """Why an endpoint over its tree sends machines elsewhere."""
     return why_not_ready(PublishedTree(host.folder / "output", clock), None)
 
 
@@ -131,7 +142,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
-        assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
+        assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
@@ -157,13 +168,13 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2
         rack.push("Install one more, and one once more")
         eventually(lambda: again.stands)
         done = eventually(lambda: prepared_soon(hosts.two))
-        assert (done.servers, done.halted) == (WORTH + 2, 2)
+        assert (done.servers, done.halted) == (LARGE + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
         before = stamps(hosts.two)
         assert replace(prepared(hosts.two), at=done.at) == done
@@ -175,7 +186,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots_at_host(each, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
+        eventually(lambda: records(hosts.two) == {"Provisioned": LARGE + 2})
         assert (web.times_set, again.times_set) == (2, 1)
 
 
@@ -186,7 +197,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
         web.provision = 2
         rack.push("Install it once more")
@@ -244,11 +255,11 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         shutil.rmtree(hosts.two.folder / "output")
         (hosts.two.state / CACHE).unlink()
         behind = datetime.now(UTC) - timedelta(minutes=2)
-        prepare(place_of(hosts.two), allowance=Allowance(), clock=lambda: behind, warn=pytest.fail)
+        prepare(settings_of(hosts.two), clock=lambda: behind, warn=pytest.fail)
         for path in offered:
             assert "flatcar" in entry(hosts.one, path).read_text()
             assert "flatcar" not in entry(hosts.two, path).read_text()
-        (date,) = {int(file.stat().st_mtime) for file in place_of(hosts.two).output.rglob("boot.ipxe")}
+        (date,) = {int(file.stat().st_mtime) for file in settings_of(hosts.two).output.rglob("boot.ipxe")}
         dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
         assert dates
         assert date not in dates
@@ -262,10 +273,10 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
-    shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
+    shared = replace(settings_of(hosts.two), output=hosts.one.folder / "output")
     before = tree(hosts.one)
     with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
-        prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
+        prepare(shared, clock=clock, warn=pytest.fail)
     assert tree(hosts.one) == before
 
 
@@ -277,18 +288,18 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
-        place = place_of(hosts.two)
+        settings = settings_of(hosts.two)
         began = time.monotonic()
-        assert not killed_while_it_prepares(place, after_s=60)
+        assert not killed_while_it_prepares(settings, after_s=60)
         longest_s, killed = time.monotonic() - began, 0
         for number in count():
             if killed >= 4 + lives // 4:
                 break
             if number % 2:
-                shutil.rmtree(place.output, ignore_errors=True)
+                shutil.rmtree(settings.output, ignore_errors=True)
             web.provision += 1
             rack.push(f"Install it once more: {number}")
-            killed += killed_while_it_prepares(place, after_s=chance.uniform(0, 1) * longest_s)
+            killed += killed_while_it_prepares(settings, after_s=chance.uniform(0, 1) * longest_s)
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
@@ -299,13 +310,13 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         assert "flatcar-1" in boots_at_host(web, hosts.two)
 
 
-def killed_while_it_prepares(place: StandbyPlace, after_s: float) -> bool:
+def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
     """Have a process of its own prepare a tree, and kill it after a while; return whether it had not ended by then."""
     child = os.fork()
     if child == 0:  # pragma: no cover - it is killed
         try:
             with suppress(NotYetDone):
-                prepare(place, allowance=Allowance(), clock=clock, warn=lambda _: None)
+                prepare(settings, clock=clock, warn=lambda _: None)
         finally:
             os._exit(0)
     ending = os.pidfd_open(child)
