@@ -66,7 +66,6 @@ def _has_room(folder: Path) -> bool:
 
 
 def _name_of(path: Path) -> str:
-    """Return the path of a file below tests/, without its suffix."""
     return path.relative_to(_HERE).with_suffix("").as_posix()
 
 
@@ -121,7 +120,7 @@ _FIRST: Final = (
         "scenarios/test_run",
         "docs/test_operations",
     ),
-    *("publish/test_publisher_kill", "cli/commands/test_init_ci"),
+    *("publish/test_publisher_kill", "cli/commands/test_init"),
     *(
         "cli/commands/test_instance_control",
         "endpoint/test_boot_gate",

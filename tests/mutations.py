@@ -50,8 +50,6 @@ class Mutation:
 
 
 class Outcome(StrEnum):
-    """What became of one fault."""
-
     NOTICED = "noticed"
     NOT_NOTICED = "NOT NOTICED"
     NOT_APPLIED = "DOES NOT APPLY"

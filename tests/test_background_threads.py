@@ -1,9 +1,13 @@
-"""Threads beside the rest of a process: whatever ends one, its work goes on, and somebody is told."""
+"""Threads beside the rest of a process: whatever ends one, its work goes on; and signals that reach the main thread."""
 
 from __future__ import annotations
 
 import re
+import signal
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,8 @@ from typing import Any
 import pytest
 
 from gitboot import background_threads
-from gitboot.background_threads import BackgroundThread
+from gitboot.background_threads import BackgroundThread, SignalQueue
+from gitboot.controller.loop import Bell, Ring
 from gitboot.publish.targets.follower import Follower
 from gitboot.status.instance_status import Following
 from tests.helpers.running_instance import eventually
@@ -40,8 +45,6 @@ def tracebacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 class Dying:
-    """What raises the first times, then runs until it is ended."""
-
     def __init__(self, *errors: BaseException) -> None:
         self._errors = list(errors)
         self.works, self.ending = threading.Event(), threading.Event()
@@ -134,3 +137,43 @@ def modules(allowed: set[str], pattern: str) -> list[str]:
 def test_every_thread_starts_again_and_every_request_has_limits(allowed: set[str], pattern: str) -> None:
     assert modules(allowed, pattern) == []
     assert all(re.search(pattern, (GITBOOT / each).read_text(), re.MULTILINE) for each in allowed)
+
+
+@contextmanager
+def handled_late(handler: Callable[[], None]) -> Iterator[None]:
+    """Let the operating system hand SIGUSR1 to another thread while the block runs.
+
+    Python calls the handler in the main thread, which goes on sleeping: the same as for a signal that arrives
+    between the thread's last step and its sleep.
+    """
+
+    def send() -> None:
+        time.sleep(0.2)  # the main thread most likely sleeps by then; if not, the test proves less and does not fail
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_that_does_not_end_the_sleep_of_the_main_thread_wakes_an_instance() -> None:
+    bell = Bell()
+    with handled_late(bell.ring):
+        assert bell.wait(60) == {Ring.ANYTHING}
+
+
+def test_a_queue_without_an_item_gives_none_after_its_time() -> None:
+    assert SignalQueue[int]().get(0) is None
+    assert SignalQueue[int]().get(0.01) is None
+
+
+def test_items_are_taken_in_the_order_in_which_they_were_put() -> None:
+    queue = SignalQueue[int]()
+    queue.put(1)
+    queue.put(2)
+    assert [queue.get(0), queue.get(0), queue.get(0)] == [1, 2, None]

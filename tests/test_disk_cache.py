@@ -568,7 +568,6 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def digest_of(program: Path, libraries: Path) -> str:
-    """Return the digest that a process with that gitboot computes."""
     script = "from gitboot.disk_cache import this_program; print(this_program().hex())"
     environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
     command = [sys.executable, "-P", "-c", script]

@@ -19,35 +19,19 @@ import pytest
 from gitboot import files
 from gitboot.errors import LockedByAnother
 from gitboot.files import holder, locked, write_whole
+from tests.helpers.cases import for_each
 
 
-@pytest.fixture(autouse=True)
-def _loose_umask() -> Iterator[None]:
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-def _mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
-
-
-def test_a_file_is_private_whatever_the_umask(tmp_path: Path) -> None:
-    write_whole(tmp_path / "status.json", b"{}")
-    assert (_mode(tmp_path / "status.json"), (tmp_path / "status.json").read_bytes()) == (0o600, b"{}")
-
-
-def test_a_file_is_readable_to_whom_it_is_meant_for(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    write_whole(tmp_path / "ipxe.efi", b"", mode=0o644)
-    os.umask(before)
-    assert _mode(tmp_path / "ipxe.efi") == 0o644
-
-
-def test_nothing_else_is_left_in_the_folder(tmp_path: Path) -> None:
+@for_each(("umask", "more", "mode"), [(0, {}, 0o600), (0o077, {"mode": 0o644}, 0o644)])
+def test_a_file_has_its_mode_whatever_the_umask_and_nothing_else_is_left_in_the_folder(
+    tmp_path: Path, umask: int, more: dict[str, int], mode: int
+) -> None:
+    before = os.umask(umask)
     for content in (b"old", b"new"):
-        write_whole(tmp_path / "status.json", content)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"status.json": b"new"}
+        write_whole(tmp_path / "status.json", content, **more)
+    os.umask(before)
+    left = {path.name: (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir()}
+    assert left == {"status.json": (b"new", mode)}
 
 
 def test_a_symlink_is_replaced_and_not_followed(tmp_path: Path) -> None:

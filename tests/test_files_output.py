@@ -1,30 +1,62 @@
-"""Files and folders that a user names for output: replaced, and not written through a symlink of a commit."""
+"""Where output and state lie: what is replaced, what is refused or warned of, and disks that fail."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from gitboot.bmc.override_state import OverrideRecord, State
+from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.main import Exit
-from gitboot.errors import UsageError
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.errors import LedgerError, PublishError, UsageError
+from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.files import (
+    _type_at,
+    check_output,
     check_output_folder,
+    check_spool,
+    check_state,
     create_output_file,
+    filesystem_of,
     output_folder,
     read_output_file,
     remove_output_file,
     write_output_file,
 )
-from tests.helpers.fleets import SEED
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger
+from gitboot.model.scalars import SystemUuid
+from gitboot.publish.publisher import Directory
+from gitboot.resolve.provisioning_record import Record
+from tests.controller.records.test_ledger_trust import documents, turn
+from tests.helpers.cases import for_each
+from tests.helpers.disks_and_terminals import FailingDisk, failing_disk
+from tests.helpers.fleets import SEED, at, uuid_of
 from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import Work
+from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.running_instance import Repository
+from tests.publish.test_publisher_kill import assert_complete, publish
 
 FLEET = {"fleet.yaml": "---\n".join(SEED)}
 
@@ -309,3 +341,325 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         write_output_file(tmp_path / "missing" / "file", [b"x"])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+NOON = at("20T12:00")
+WEB01 = SystemUuid(uuid_of("web01"))
+INTENT = OverrideRecord(
+    reason="provision/1", plan_digest="d" * 64, override=OFF, marks=NO_MARKS, state=State.RECORDED, at=NOON
+)
+MOUNTS = r"""
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:21 / /srv rw,relatime shared:7 - nfs4 server:/srv rw
+24 23 0:22 / /srv/local\040disk rw,relatime - xfs /dev/vdb rw
+25 22 0:23 / /run rw - tmpfs tmpfs rw
+26 22 0:24 / /hidden rw - ext4 /dev/vdc rw
+27 22 0:25 / /hidden rw - 9p share rw
+28 22 0:26 / /mnt/far rw - fuse.sshfs me@far:/ rw
+""".strip()
+
+
+@for_each(
+    ("path", "expected"),
+    [
+        ("/var/lib/gitboot", "ext4"),
+        ("/srv/boot", "nfs4"),
+        ("/srvother", "ext4"),
+        ("/srv/local disk/boot", "xfs"),
+        ("/run/gitboot", "tmpfs"),
+        ("/hidden/state", "9p"),
+        ("/mnt/far", "fuse.sshfs"),
+    ],
+)
+def test_a_path_is_on_the_mount_that_is_nearest_above_it_and_was_made_last(path: str, expected: str) -> None:
+    assert _type_at(MOUNTS, Path(path)) == expected
+
+
+def mounted(kind: str, folder: Path) -> Path:
+    """A directory on a file system of this type; the test is left out where none can be had."""
+    folder.mkdir()
+    if kind == "tmpfs":
+        command = ["mount", "-t", "tmpfs", "tmpfs", str(folder)]
+    else:
+        for name in ("lower", "upper", "work"):
+            (folder.parent / name).mkdir()
+        layers = ",".join(f"{name}dir={folder.parent / name}" for name in ("lower", "upper", "work"))
+        command = ["mount", "-t", "overlay", "overlay", "-o", layers, str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip(f"no {kind} can be mounted here")
+    return folder
+
+
+@pytest.fixture(params=["tmpfs", "overlay"])
+def volatile(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    folder = mounted(request.param, tmp_path / "mounted")
+    yield request.param, folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_e37_a_spool_on_what_does_not_last_counts_as_none(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    warned: list[str] = []
+    assert filesystem_of(folder) == kind
+    with pytest.raises(UsageError, match=rf"is on {kind}, which does not last.*--accept-filesystem {kind}"):
+        check_spool(folder, (), warned.append, state=tmp_path)
+    check_spool(folder, (kind,), warned.append, state=tmp_path)
+    check_spool(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+    assert warned == []
+    check_state(folder, (), warned.append)  # a ledger that is lost is a new one
+    assert f"is on {kind}: the ledger goes with it" in warned[0]
+    check_state(tmp_path, ("tmpfs", "overlay"), warned.append)
+    assert len(warned) == 1
+
+
+def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--spool", str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "GITBOOT_ACCEPT_FILESYSTEM"}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
+    assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)
+
+
+def test_e37_a_tree_that_is_lost_alone_is_warned_of(volatile: tuple[str, Path], tmp_path: Path) -> None:
+    kind, folder = volatile
+    warned: list[str] = []
+    check_output(folder, (kind,), warned.append, state=tmp_path)
+    check_output(folder, (), warned.append, state=folder)  # what is lost together with the ledger misleads nobody
+    assert warned == []
+    check_output(folder, (), warned.append, state=tmp_path)
+    assert f"is on {kind}: the tree goes with it, and the ledger is in doubt then" in warned[0]
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])
+def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / {tmp_path} rw - {kind} server:/ rw\n")
+    monkeypatch.setattr("gitboot.files._MOUNTS", mounts)
+    warned: list[str] = []
+    with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a disk .*--accept-filesystem {kind}"):
+        check_state(tmp_path, (), warned.append)
+    assert warned == []
+    check_state(tmp_path, (kind,), warned.append)
+    check_spool(tmp_path, (), warned.append)
+    check_output(tmp_path, (), warned.append, state=tmp_path)
+    assert [f"is on {kind}" in each for each in warned] == [True, True, True]
+
+
+def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that says yes to every lock: the second process locks another file of that name."""
+    check_state(tmp_path, ("tmpfs", "overlay"), print)
+    script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
+    monkeypatch.setattr("gitboot.files._TRY", script)
+    monkeypatch.setattr("gitboot.files._HOLDING", set())
+    for check in (check_state, check_spool, partial(check_output, state=tmp_path)):
+        with pytest.raises(UsageError, match="the locks of two processes do not hold"):
+            check(tmp_path, ("tmpfs", "overlay"), print)
+
+
+# A disk that fails
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FailingDisk]:
+    with failing_disk(tmp_path) as made:
+        yield made
+
+
+def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(disk: FailingDisk) -> None:
+    path = disk.path / "ledger.sqlite"
+
+    def write(provision: int) -> None:
+        with ledger.writing() as tx:
+            server_tables.write_records(tx, [(WEB01, "web01", Record(provision=provision))])
+
+    def write_until_it_fails() -> int:
+        for provision in range(2, 100):
+            try:
+                write(provision)
+            except LedgerError:
+                return provision
+        raise AssertionError("the disk does not fail")
+
+    with open_ledger(path) as ledger:
+        write(1)
+        disk.fail()
+        failed = write_until_it_fails()
+        assert ledger.is_suspect
+        disk.heal()
+        ledger.read_back()
+        assert not ledger.is_suspect
+        found = server_tables.read_records(ledger)[WEB01].provision
+        assert found in (failed - 1, failed)  # that one may stand, or not
+        write(1000)
+    with open_ledger(path) as ledger:
+        assert server_tables.read_records(ledger)[WEB01].provision == 1000
+
+
+def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tmp_path: Path) -> None:
+    path, older = tmp_path / "ledger.sqlite", tmp_path / "older.sqlite"
+    with open_ledger(path) as ledger:
+        for provision in (1, 2):
+            copy_ledger(path, older, in_use=True)
+            with ledger.writing() as tx:
+                server_tables.write_records(tx, [(WEB01, "web01", Record(provision=provision))])
+        Path(f"{path}-wal").write_bytes(b"")
+        shutil.copyfile(older, path)
+        with pytest.raises(LedgerError, match="its disk has lost what it had synced"):
+            ledger.read_back()
+
+
+def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_path: Path) -> None:
+    """So it does not go on to set what no record would know of after a crash."""
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        inbox = Inbox(ledger)
+        inbox.record(WEB01, INTENT)
+        with closing(sqlite3.connect(ledger.path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(LedgerError, match="locked"):
+                inbox.record(WEB01, replace(INTENT, state=State.CONFIRMED))
+        assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
+        assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
+
+
+def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path: Path) -> None:
+    """Each attempt could wait for a lock, and reads succeed meanwhile."""
+
+    def ended(number: int) -> OverrideRecord:
+        return replace(INTENT, reason=f"maintenance/repair/{number}", state=State.WITHDRAWN, clears_from=NOON)
+
+    with open_ledger(tmp_path / "ledger.sqlite") as ledger:
+        inbox = Inbox(ledger, clock=lambda: NOON)
+        with closing(sqlite3.connect(ledger.path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            inbox.record(WEB01, ended(1))
+        assert not ledger.is_failing
+        inbox.record(WEB01, INTENT)  # which needs the ledger
+        inbox.record(WEB01, ended(2))
+        assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
+        assert [each.record for each in inbox.withdrawals] == [ended(1), ended(2)]
+
+
+def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> None:
+    def observation(second: int) -> Observation:
+        return Observation(
+            server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON + timedelta(seconds=second)
+        )
+
+    spool = SpoolFile(disk.path)
+    spool.append(line_of(observation(0)))
+    disk.fail()
+    failed = 0
+    for second in range(1, 2000):
+        try:
+            spool.append(line_of(observation(second)) * 100)
+        except OSError:
+            failed = second
+            break
+    assert failed
+    disk.heal()
+    spool.append(line_of(observation(5000)))
+    spool.close()
+    found = {each.at for each in take(disk.path, {}).observations}
+    assert observation(failed).at not in found
+    assert {observation(0).at, observation(5000).at} <= found
+
+
+def test_e37_a_sync_that_fails_once_fails_the_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of it once: a second sync would say that all is well."""
+    seen = Observation(server="web01", path="boot/x", digest=Digest("a" * 64), client="::1", at=NOON)
+    spool, line = SpoolFile(tmp_path), line_of(seen)
+    spool.append(line)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", raising(errno.EIO))
+        with pytest.raises(OSError, match="Input/output error"):
+            spool.append(line)
+    spool.append(line)
+    spool.close()
+    assert len(take(tmp_path, {}).observations) == 2
+
+
+def raising(number: int) -> Callable[[int], None]:
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
+def test_e37_a_tree_on_a_disk_that_fails_is_not_said_to_stand(disk: FailingDisk) -> None:
+    def stands(version: int) -> bool:
+        try:
+            publish(directory, version, servers=50)
+        except PublishError:
+            return False
+        return True
+
+    with Directory.open(disk.path / "output", ledger="ours") as directory:
+        assert stands(0)
+        disk.fail()
+        version = next(each for each in range(1, 200) if not stands(each))
+        disk.heal()
+        assert any(stands(version) for _ in range(5))  # the kernel tells each who asks of what it has lost
+    assert_complete(disk.path / "output", version, servers=50)
+
+
+def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push(documents())
+    with in_process(disk.path, repository.bare, initial="adopt") as parts:
+        turn(parts, NOON)
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+        disk.fail()
+        for second in range(1, 50):
+            parts.reconciler.reconcile(NOON + timedelta(minutes=10 * second), fetched=Fetched())
+            if not parts.reconciler.status.condition("LedgerWritable"):
+                break
+        assert not parts.reconciler.status.condition("LedgerWritable")
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}  # what was known is planned
+        disk.heal()
+        for day in (1, 2):
+            turn(parts, NOON + timedelta(days=day))
+        assert parts.reconciler.status.condition("LedgerWritable")
+        assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
+        assert instance_tables.read(parts.ledger).doubt is None
+
+
+@pytest.mark.parametrize(
+    ("option", "below"),
+    [("--state", ""), ("--state", "state"), ("--spool", "ops/spool"), ("--push-secret", "boot/secret")],
+)
+def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, option: str, below: str) -> None:
+    """Whoever serves OUTPUT would give the ledger and its keys to anybody; nothing is made then."""
+    output = tmp_path / "output"
+    (tmp_path / "beside").symlink_to(output)
+    places = {"--state": tmp_path / "state", "--out": output, option: tmp_path / "beside" / below}
+    options = [str(each) for pair in places.items() for each in pair]
+    done = typed("run", tmp_path / "fleet.git", *options, "--once")
+    assert done.code == Exit.USAGE
+    where = "is" if not below else "lies in"
+    assert done.err == (
+        f"gitboot: {option} {places[option]} {where} --out {output}, which is served to anybody:"
+        " choose a place beside it\n"
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["beside"]
+
+
+def test_nor_does_what_operators_show(tmp_path: Path) -> None:
+    (output := tmp_path / "output").mkdir()
+    (tokens := output / "tokens").write_text("a token that nobody guesses\n")
+    places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
+    done = typed("run", tmp_path / "fleet.git", *places, "--once")
+    assert done.code == Exit.USAGE and done.err.startswith(
+        f"gitboot: --operators-tokens {tokens} lies in --out {output}"
+    )
+
+
+def test_a_repository_is_not_published_into(tmp_path: Path) -> None:
+    (repository := Repository.create(tmp_path / "git")).push(documents())
+    for fleet, what in ((repository.work, "work tree"), (repository.bare, "repository")):
+        before = sorted(each.name for each in fleet.iterdir())
+        done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
+        assert done.code == Exit.USAGE
+        assert done.err == f"gitboot: --out {fleet} is a Git {what}: choose a directory for what is published alone\n"
+        assert sorted(each.name for each in fleet.iterdir()) == before

@@ -30,8 +30,6 @@ TOO_SLOW = r"its answer was not complete after 0\.4 s"
 
 
 def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> StrangeAnswer:
-    """An answer that begins with these pieces, and goes on without end by one that drips or floods."""
-
     def answer(client: StrangeClient) -> None:
         for piece in pieces:
             client.send(piece)

@@ -1,16 +1,25 @@
-"""Values as JSON has them."""
+"""Values as JSON has them, canonical JSON, and decoders that several threads make at once."""
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from gitboot.jsonio import LEFT_OUT, facts, named
+import gitboot
+from gitboot.jsonio import LEFT_OUT, canonical, digest, facts, laid_out, named
 from tests.helpers.cases import for_each
 
 
@@ -65,3 +74,88 @@ def test_a_value_is_shown_as_json_has_it(value: Any, shown: Any) -> None:
 def test_what_json_does_not_have_is_refused_and_not_guessed(value: object) -> None:
     with pytest.raises(TypeError, match="JSON has no"):
         facts({"in": [value]})
+
+
+_TEXTS = st.text(st.characters(codec="utf-8"))
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(_TEXTS, inner),
+)
+
+
+@given(_VALUES)
+@example('\x00\x1f\x7f\u2028é😀/"\\\b\f\n\r\t')
+@example({"😀": 10**30, "\uffff": -(2**64), "é": [], "": {}})
+def test_canonical_json_is_spelt_as_by_the_standard_library(value: Any) -> None:
+    spelt = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+    assert canonical(value) == spelt
+    assert digest(value) == sha256(spelt).hexdigest()
+
+
+def test_what_is_laid_out_says_the_same_on_several_lines() -> None:
+    assert laid_out({"b": [1, 2], "a": "é"}).decode() == '{\n  "a": "é",\n  "b": [\n    1,\n    2\n  ]\n}'
+
+
+SOURCES = Path(gitboot.__file__).parent
+OWN_CLASS = "render/endpoint_files.py"  # its decoder is of a class that no other decoder has
+MAKERS = {"Decoder", "msgspec.convert", "msgspec.json.Decoder", "msgspec.msgpack.Decoder"}
+DECODERS = {"decode", "msgspec.json.decode", "msgspec.msgpack.decode"}  # with a type
+
+# `Middle` names a type by an expression, which msgspec evaluates while `Outer` is half known: then another thread makes
+# a decoder of `Outer`, too.
+AT_ONCE = """
+import threading
+from dataclasses import dataclass
+from gitboot.jsonio import decoder
+import msgspec
+
+half_known, is_done = threading.Event(), threading.Event()
+
+def pause():
+    half_known.set()
+    is_done.wait(1)  # comes to nothing if decoders are made one after the other
+    return int
+
+@dataclass
+class Middle:
+    number: "pause()"
+
+@dataclass
+class Outer:
+    middle: Middle
+    name: str
+
+DATA = msgspec.msgpack.encode({"middle": {"number": 1}, "name": "a"})
+
+def other():
+    half_known.wait()
+    decoder(Outer)(DATA)
+    is_done.set()
+
+thread = threading.Thread(target=other)
+thread.start()
+print(decoder(Outer)(DATA))
+thread.join()
+"""
+
+
+def test_a_decoder_that_another_thread_makes_at_the_same_time_does_not_end_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "Outer(middle=Middle(number=1), name='a')\n"), done
+
+
+def test_every_decoder_is_made_by_the_module_that_makes_one_after_the_other() -> None:
+    found = {str(path.relative_to(SOURCES)): list(makers(path)) for path in sorted(SOURCES.rglob("*.py"))}
+    assert {path for path, calls in found.items() if calls} == {"jsonio.py", OWN_CLASS}
+
+
+def makers(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    if "msgspec" not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in MAKERS or (name in DECODERS and any(each.arg == "type" for each in node.keywords)):
+                yield f"{name} in line {node.lineno}"

@@ -139,7 +139,6 @@ def kernel_parameters(line: str) -> list[tuple[str, str | None]]:
 
 
 def meant(argument: str) -> tuple[str, str | None]:
-    """The parameter that an argument stands for."""
     name, equals, value = argument.partition("=")
     if re.fullmatch('".*"', value):
         value = value[1:-1]

@@ -33,7 +33,7 @@ from gitboot.controller.instance.state_directory import (
     running,
     told_here,
 )
-from gitboot.controller.operator_requests import REFUSED, HeldChanges
+from gitboot.controller.operator_requests import REFUSED
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.files import usage_error_for
@@ -49,6 +49,7 @@ from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, record_of
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.rollout_progress import AppliedRollout, Proof
+from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, shell_words
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
@@ -258,11 +259,12 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
     return outcome
 
 
-def held_changes(state: Path) -> HeldChanges | None:
+def held_changes(state: Path) -> Held | None:
     """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
     with suppress(UsageError):
-        held = read_status(state)["attempted"].get("held")
-        return HeldChanges(held["digest"], tuple(held["guards"])) if held is not None else None
+        attempted = read_status(state)["attempted"]
+        if (held := attempted.get("held")) is not None:
+            return Held(commit=attempted["commit"], digest=held["digest"], guards=tuple(held["guards"]))
     return None
 
 

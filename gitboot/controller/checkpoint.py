@@ -71,8 +71,6 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """The keys of the chunks of a checkpoint."""
-
     standing: bytes
     tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
 

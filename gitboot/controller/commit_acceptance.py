@@ -444,7 +444,6 @@ class Accepting:
         return False
 
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
-        """Return whether records may let a held commit through that did not when it was judged last."""
         if attempt.candidate is None or not attempt.candidate.by_records:
             return False
         if attempt.candidate is not self._judged_by_records:  # or it was, and the ledger did not take what came of it

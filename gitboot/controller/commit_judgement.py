@@ -124,10 +124,6 @@ class _Walk:
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `Advance`
 
-    @property
-    def is_incomplete(self) -> bool:
-        return any(isinstance(each, NotEvaluated) for each in self.faults.values())
-
     def evaluated(self, ahead: Ahead) -> Revision | None:
         """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
         for position in range(len(ahead.merges), 0, -1):
@@ -215,7 +211,7 @@ class Judging:
             problems_until=walk.problems_until,
             orders=walk.orders_after(0),
             passed=tuple(_passed(ahead, walk, None)),
-            is_incomplete=walk.is_incomplete,
+            is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
             evaluated=walk.evaluated(ahead),
         )
         if not walk.legs:
@@ -307,7 +303,13 @@ class Judging:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
                 dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
                 changes += filter(None, [next_change(dated, at)])
-                found = _at(found, at)
+                try:
+                    if isinstance(found, Evaluated):
+                        check_acceptable(found.commit.decisions, found.commit.fleet, at)
+                    else:
+                        found = found.at(at)
+                except InvalidRepository as error:
+                    found = error
             if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
@@ -398,17 +400,6 @@ class Judging:
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
-
-
-def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | InvalidRepository:
-    """Return what was found of a commit, or why it cannot be accepted at an instant."""
-    if isinstance(found, InvalidRepository):
-        return found.at(now)
-    try:
-        check_acceptable(found.commit.decisions, found.commit.fleet, now)
-    except InvalidRepository as error:
-        return error
-    return found
 
 
 def _identities(

@@ -117,7 +117,6 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
 def _remedy(
     condition: Condition, state: InstanceState, at: datetime, values: Mapping[str, str | Sequence[str]]
 ) -> str | None:
-    """Return the line that leads out of a condition, for a first server if the condition is about several."""
     named: Collection[str] = ()
     match condition.type:
         case "PowerWaves":
@@ -176,7 +175,6 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
 
 
 def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
-    """Yield whether the ledger can be written, acts for the commit, and knows what is installed."""
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
@@ -234,7 +232,6 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
-    """Return whether fetches, reports or BMCs can prove each boot that is made once."""
     if not plans.unseen:
         return "Evidence", True, "Evident", "each boot made once can be proven"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
@@ -274,7 +271,6 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
 
 
 def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
-    """Yield whether servers are identified, and whether what the commit says is published and comes to its end."""
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # An earlier version accepted placeholders.
@@ -457,7 +453,6 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
 
 
 def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
-    """Yield who may read OUTPUT, whether its signed list is current, and whether copies lack one-time boots."""
     if state.is_output_open:
         message = (
             "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
@@ -512,7 +507,6 @@ def _of_requests(state: InstanceState) -> Iterator[_Found]:
 
 
 def _of_secrets(state: InstanceState) -> Iterator[_Found]:
-    """Yield whether a secret was fetched by several addresses, or more than ten times, in a server's installation."""
     if not (found := _unexpected_fetches(state)):
         return
     worst: dict[str, tuple[str, SecretFetches]] = {
@@ -531,7 +525,6 @@ def _of_secrets(state: InstanceState) -> Iterator[_Found]:
 
 
 def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
-    """Return the fetches of secrets that a person should look at, by server."""
     machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
     fetches = state.knowledge.secret_fetches.items()
     return {machines[uuid].name: each for uuid, each in fetches if each.is_unexpected and uuid in machines}

@@ -12,7 +12,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import State
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.controller.records.ledger_trust import left_since
 from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced
@@ -144,7 +143,8 @@ def replanned(
     ``changed`` are the servers whose commit or records changed since they were planned. If the clock is behind what the
     ledger has seen, no window opens that had ended by then.
     """
-    names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
+    names, beat = {*changed, *before.transitions.due(at)}, knowledge.facts.heartbeat
+    left = beat.at if beat is not None and at < beat.at else None
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
         names |= _seen_otherwise(before, old, knowledge.sightings) | differing(old.servers, new.servers)
@@ -230,15 +230,15 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         transitions=before.transitions.moved(
             {name: states[name].transition if name in states else None for name in names}
         ),
-        counts=_positive(counts),
-        versions=_positive(versions),
+        counts=dict(+counts),
+        versions=dict(+versions),
         unknown=frozenset(unknown),
         unseen=frozenset(unseen),
         consumed=frozenset(consumed),
         lost=frozenset(lost),
         unknown_outcomes=frozenset(unknown_outcomes),
         begun=dict(sorted(begun.items())),
-        needs=_positive(needs),
+        needs=dict(+needs),
         given=dict(sorted(given.items())),
         installing=dict(sorted(installing.items())),
     )
@@ -308,13 +308,6 @@ def about(commit: Commit, name: str) -> About:
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
         written=commit.written.get(name),
     )
-
-
-_Kind = TypeVar("_Kind", bound=tuple[object, ...])
-
-
-def _positive(counts: Mapping[_Kind, int]) -> dict[_Kind, int]:
-    return {kind: count for kind, count in counts.items() if count}
 
 
 _RUN_STEPS: Final = {

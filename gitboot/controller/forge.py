@@ -149,11 +149,6 @@ class Project:
             return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
         return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
 
-    @property
-    def page_size(self) -> int:
-        """How many statuses `lists` asks for at once."""
-        return 50 if self.kind is ForgeKind.GITEA else 100
-
     def lists(self, commit: str, name: str) -> str:
         """Where the statuses of a commit are, at least the newest of this name."""
         match self.kind:
@@ -229,7 +224,7 @@ class Forge:
             for page in range(1, _MOST_PAGES + 1):
                 count, verdicts = self._page(commit, page)
                 own += (each for each in verdicts if each.ledger == ledger)
-                if count < self._project.page_size:
+                if count < (50 if self._project.kind is ForgeKind.GITEA else 100):  # what `lists` asks for
                     break
             proven = [each.change for each in own if each.is_proven(key)]
             claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)

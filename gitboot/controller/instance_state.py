@@ -144,11 +144,6 @@ class InstanceState:
         return self.attempt.offered or accepted
 
     @property
-    def is_unasked(self) -> bool:
-        """Whether the ledger was unused for long, and the forge has not answered yet if it is an older copy."""
-        return self.knowledge.facts.gap and self.telling is not None and not self.telling.asked
-
-    @property
     def acts(self) -> bool:
         return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
 

@@ -240,7 +240,6 @@ class Loop:
 
 
 def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
-    """In how many seconds something is due, or ``most_s``."""
     return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))
 
 

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -67,8 +67,6 @@ class Bookmarks:
 
 @dataclass(slots=True)
 class _Pile:
-    """Events of one type that wait to be told together."""
-
     due: float  # by the monotonic clock
     first: int
     shown: list[NotedEvent] = field(default_factory=list)
@@ -157,25 +155,21 @@ class Messenger(RetryingSender):
 class Notices:
     """All receivers of an instance; nothing that they do holds it up."""
 
-    def __init__(self, messengers: tuple[Messenger, ...]) -> None:
-        self._followers = messengers
-
-    def start(self) -> None:
-        for each in self._followers:
-            each.start()
+    def __init__(self, messengers: Sequence[Messenger]) -> None:
+        self._messengers = messengers
 
     def ring(self) -> None:
-        for each in self._followers:
+        for each in self._messengers:
             each.ring()
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        found = [each.failure for each in self._followers if each.failure is not None]
+        found = [each.failure for each in self._messengers if each.failure is not None]
         return (found[0][0], "; ".join(words for _, words in found)) if found else None
 
     def close(self, *, patience_s: float) -> None:
         until = time.monotonic() + patience_s
-        for each in self._followers:
+        for each in self._messengers:
             each.ring()
             each.close(patience_s=max(until - time.monotonic(), 0))
 
@@ -196,21 +190,21 @@ def notifying(
     file = settings.state / LEDGER
     places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.last(file))
     read = partial(_read_events, file, settings.output)
-    notices = Notices(
-        tuple(
-            Messenger(
-                each,
-                Rereading(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
-                places,
-                ledger=ledger,
-                read=read,
-                clock=clock,
-                wake=wake,
-            )
-            for each in read_receivers(settings.notify)
+    messengers = [
+        Messenger(
+            each,
+            Rereading(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
+            places,
+            ledger=ledger,
+            read=read,
+            clock=clock,
+            wake=wake,
         )
-    )
-    notices.start()
+        for each in read_receivers(settings.notify)
+    ]
+    for messenger in messengers:
+        messenger.start()
+    notices = Notices(messengers)
     try:
         yield notices
     finally:
@@ -218,14 +212,24 @@ def notifying(
 
 
 def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
-    """Return events of the ledger after ``place``, each with the site of its server as it stands published."""
     found = []
     for sequence, event in instance_tables.after(ledger, place, _MOST_READ):
-        site, server = None, event.get("server")
+        site, server, servers, commit = None, event.get("server"), event.get("servers"), event.get("commit")
         with suppress(ValueError, OSError):
             state = read_state(output, server) if isinstance(server, str) else None
             site = state.summary.get("site") if state is not None else None
-        found.append(noted(sequence, event, site if isinstance(site, str) else None))
+        found.append(
+            NotedEvent(
+                sequence=sequence,
+                at=event["at"],
+                type=event["type"],
+                message=event["message"],
+                level=Level.WARNING if event.get("level") == "warning" else Level.INFO,
+                servers=tuple(each for each in ([server] if servers is None else servers) if isinstance(each, str)),
+                site=site if isinstance(site, str) else None,
+                commit=commit if isinstance(commit, str) else None,
+            )
+        )
     return found
 
 
@@ -340,22 +344,18 @@ class Rereading:
         self._send(notice, at)
 
 
-def signature(secret: bytes, timestamp: str, body: bytes) -> str:
-    """What a webhook is signed with: an HMAC over when it was sent, and what."""
-    return "sha256=" + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex()
-
-
 class _Webhook:
     def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
         body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
+        signature = hmac.digest(self._receiver.secret or b"", timestamp.encode() + b"." + body, "sha256").hex()
         headers = {
             "Content-Type": "application/json",
             "X-Gitboot-Delivery": notice.id,
             "X-Gitboot-Timestamp": timestamp,
-            "X-Gitboot-Signature-256": signature(self._receiver.secret or b"", timestamp, body),
+            "X-Gitboot-Signature-256": f"sha256={signature}",
         }
         with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
             if not 200 <= answer.status < 300:
@@ -386,7 +386,13 @@ class _ByApprise:
     def _send(self, notice: Notice, done: Future[None]) -> None:
         try:
             if self._apprise is None:
-                self._apprise = _apprise(self._receiver)
+                import apprise
+
+                logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would tell of URLs
+                found = apprise.Apprise()
+                if not found.add(self._receiver.url):
+                    raise HostUnreachable("apprise does not know such a URL")
+                self._apprise = found
             kind = "warning" if notice.level is Level.WARNING else "info"
             if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
                 raise HostUnreachable("apprise could not deliver it")
@@ -394,16 +400,6 @@ class _ByApprise:
             done.set_exception(error)
         else:
             done.set_result(None)
-
-
-def _apprise(receiver: Receiver) -> Any:
-    import apprise
-
-    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it would tell of URLs
-    found = apprise.Apprise()
-    if not found.add(receiver.url):
-        raise HostUnreachable("apprise does not know such a URL")
-    return found
 
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
@@ -519,19 +515,3 @@ class _Table:
 
 
 MOST: Final = 20  # events that one notice shows
-
-
-def noted(sequence: int, event: Mapping[str, Any], site: str | None) -> NotedEvent:
-    """What the ledger's event number ``sequence`` says; ``site`` is that of the server that it is of."""
-    servers, commit = event.get("servers"), event.get("commit")
-    named = [event.get("server")] if servers is None else servers
-    return NotedEvent(
-        sequence=sequence,
-        at=event["at"],
-        type=event["type"],
-        message=event["message"],
-        level=Level.WARNING if event.get("level") == "warning" else Level.INFO,
-        servers=tuple(each for each in named if isinstance(each, str)),
-        site=site,
-        commit=commit if isinstance(commit, str) else None,
-    )

@@ -247,7 +247,6 @@ def _parts(
     changed: Collection[SystemUuid] | None,
     owed: Collection[str],
 ) -> PartFiles:
-    """Return the page and the records, as far as they differ from those that the target holds."""
     held = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
     is_whole = held is None or changed is None or has_page != had_page
@@ -297,7 +296,6 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
 
 
 def _versions(state: RenderedState) -> dict[str, Digest]:
-    """Return the plans of a server's paths whose fetch is evidence, by path."""
     if not (offers := {offer.plan for offer in offers_of(state)}):
         return {}
     return {path: digest for path, digest in state.entries.items() if digest in offers}
@@ -306,7 +304,7 @@ def _versions(state: RenderedState) -> dict[str, Digest]:
 _BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class _Offered(Mapping[str, Files | None]):
     """The files of servers by name, rendered on demand. `items` notes what they offer before it returns them.
 
@@ -325,7 +323,7 @@ class _Offered(Mapping[str, Files | None]):
     versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
     # Servers without the boots that the ledger could not note.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)  # why it could not be, at most once
+    unwritable: str | None = None  # why it could not; None: it has all offers
 
     def __len__(self) -> int:
         return len(self.names)
@@ -348,15 +346,15 @@ class _Offered(Mapping[str, Files | None]):
         versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
         dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
         halts: Collection[str] = ()
-        if not self.failures:  # once that failed, nothing more is noted
+        if self.unwritable is None:  # once that failed, nothing more is noted
             try:
                 halts = self.noting.note(states, dates)
             except LedgerError as error:
-                self.failures.append(str(error))
+                self.unwritable = str(error)
         for name in halts:
             states[name] = self._rendered(halted(states[name], self.token_keys))
         left = set[str]()
-        if self.failures:
+        if self.unwritable is not None:
             for name in states:
                 noted = self._offers_in_ledger(name, states[name].record)
                 if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
@@ -380,10 +378,6 @@ class _Offered(Mapping[str, Files | None]):
 
     def _rendered(self, state: ServerState) -> RenderedState:
         return rendered(state, self.decisions, self.token_keys)
-
-    @property
-    def unwritable(self) -> str | None:
-        return self.failures[0] if self.failures else None
 
     def _stands(self, name: str) -> LimitedFiles | None:
         """Return the published files of a server. None: they are not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.override_state import OverrideRecord, State
@@ -26,6 +26,7 @@ from gitboot.resolve.boot_limits import Halt, Stoppage
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.server_decision import Boot, Decision
+from gitboot.status.instance_status import Held
 from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
@@ -50,13 +51,6 @@ STOP: Final = "stop"  # {"reason", "everything"}
 START: Final = "start"  # {}
 
 
-class HeldChanges(NamedTuple):
-    """What the newest commit changes, if guards hold it."""
-
-    digest: str
-    guards: tuple[str, ...]
-
-
 REFUSED: Final = "refused: "  # how the outcome of one begins that was not carried out
 
 
@@ -64,7 +58,7 @@ def carry_out(
     learning: Learning,
     requests: Iterable[Request],
     commit: Commit | None,
-    held: HeldChanges | None = None,
+    held: Held | None = None,
 ) -> None:
     """Do what was asked for, each once; a request that makes no sense is refused, and noted as that.
 
@@ -87,7 +81,7 @@ def obey(learning: Learning, stoppage: Stoppage) -> None:
         learning.facts = replace(learning.facts, stoppage=stoppage)
 
 
-def check_approval(held: HeldChanges | None, digest: str, guards: Collection[str]) -> None:
+def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
     """Raise `StaleDigest` if these guards do not hold the changes with this digest."""
     if held is None:
         raise StaleDigest("no commit is held: there is nothing to acknowledge")
@@ -97,7 +91,7 @@ def check_approval(held: HeldChanges | None, digest: str, guards: Collection[str
         raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held.guards)} does")
 
 
-def _do(learning: Learning, request: Request, commit: Commit | None, held: HeldChanges | None) -> str:
+def _do(learning: Learning, request: Request, commit: Commit | None, held: Held | None) -> str:
     facts = request.facts
     match request.what:
         case "records":
@@ -239,7 +233,6 @@ def _accept(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[st
 
 
 def _accept_certificate(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    """Take a person's word for the certificate that a BMC shows instead of the one that was pinned."""
     certificate = str(facts["certificate"])
     if (pinned := learning.pinned(uuid)) is None:
         raise UsageError(f"no certificate of the BMC of {server} is pinned")

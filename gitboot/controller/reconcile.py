@@ -27,13 +27,13 @@ from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState, goes_by
 from gitboot.controller.offered_files import LedgerNotes, published
-from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges, stop_of
+from gitboot.controller.operator_requests import APPROVE, BEGIN, stop_of
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.ledger_changes import Batch, Learnt
 from gitboot.controller.records.ledger_snapshot import Knowledge, fetches_of, known, never_offered, write_events
-from gitboot.controller.records.ledger_trust import doubt_of, is_clock_trusted
+from gitboot.controller.records.ledger_trust import behind, doubt_of, unkept
 from gitboot.controller.target_followers import PATIENCE_S, Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
@@ -63,13 +63,13 @@ class Components:
     store: Store
     target: Followed
     bmcs: Bmcs
+    clock: Callable[[], datetime]  # by which a pass measures how long it takes
     checkpoint: Checkpoint | None = None
     tell: Callable[[Event], None] = _ignore
     report: Callable[[Status, datetime], None] = _ignore
     report_stalled: Callable[[Condition], None] = _ignore
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
-    clock: Callable[[], datetime] | None = None  # None: a pass does not measure how long it takes
     windows: WindowWatch = field(init=False)
     unwritten: list[Event] = field(default_factory=list)  # events that the ledger does not have, because a write failed
 
@@ -171,7 +171,7 @@ def accept(state: InstanceState, this: Pass) -> InstanceState:
         requests=tuple(each for each in taken.requests if each.what not in waiting),
         stoppage=taken.stoppage,
         events=tuple(_unproven_status(state, this)),
-        held=HeldChanges(attempt.held.digest, attempt.held.guards) if attempt.held is not None else None,
+        held=attempt.held,
     )
     this.requested = ledger_changes.learn(state.knowledge, batch, this.at)
     this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
@@ -395,8 +395,9 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> Insta
     """
     changed = commit.called(state.unplanned) | changed_by(state.plans.commit, commit)
     stop = stop_of(state.knowledge, commit, state.attempt.orders)
-    if stop is Halt.NONE and state.is_unasked:
-        stop = Halt.WRITING
+    has_asked = state.telling is None or state.telling.asked
+    if stop is Halt.NONE and state.knowledge.facts.gap and not has_asked:
+        stop = Halt.WRITING  # the ledger was unused for long, and the forge may know that it is an older copy
     beside = this.components.inbox.stoppage if state.unwritable is not None else None
     if beside is not None and stop is not Halt.ALL:
         stop = Halt.ALL if beside.everything else Halt.WRITING
@@ -524,7 +525,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     may_set = state.acts and state.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
     schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
-        may_set=may_set and is_clock_trusted(knowledge.facts, state.keeping, at),
+        may_set=may_set and behind(knowledge.facts, at) is None and unkept(knowledge.facts, state.keeping) is None,
         keys=state.keys,
         late=frozenset(each.serves for each in components.target.followers.following if each.behind_since is not None),
     )
@@ -555,7 +556,6 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
-    """Return the machines whose BMC rejected credentials that have changed since."""
     failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
     rejected = {uuid: (each, each.bmc) for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}
@@ -679,8 +679,14 @@ class Reconciler:
         written, the pass plans by what the instance knew before, so that windows end in time.
         """
         components, lap = self._components, self.laps.start(Stage.TAKE_IN)
-        time = _time_from(at, components.clock)
-        this = Pass(components=components, before=self.standing, at=at, wait=wait, time=time)
+        began = components.clock()
+        this = Pass(
+            components=components,
+            before=self.standing,
+            at=at,
+            wait=wait,
+            time=lambda: at + max(components.clock() - began, timedelta()),
+        )
         before = replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
@@ -738,11 +744,3 @@ def _run(stages: _Stages, state: InstanceState, this: Pass, lap: Lap) -> Instanc
         state = stage(state, this)
         lap(name)
     return state
-
-
-def _time_from(at: datetime, clock: Callable[[], datetime] | None) -> Callable[[], datetime]:
-    """Return a function that returns the time, if it is ``at`` now."""
-    if clock is None:
-        return lambda: at
-    began = clock()
-    return lambda: at + max(clock() - began, timedelta())

@@ -1,20 +1,29 @@
-"""What commands keep of a large fleet makes them faster, and changes nothing that they say."""
+"""What commands keep of a large fleet changes nothing that they say; and signatures as CI meets them."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from gitboot.cli import evaluated_fleet
+from gitboot.cli.evaluated_fleet import Compared, compared
+from gitboot.cli.options import this_second
+from gitboot.controller.instance.settings import TrustSettings
+from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation import Forks
+from gitboot.fleet.revision import Revision, Verify
 from gitboot.git import snapshots
+from gitboot.git.signatures import TrustedKeys
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
-from tests.helpers.fleets import SEED, mac_of, policy, server, uuid_of
-from tests.helpers.git_repositories import Work
+from tests.helpers.evaluations import FLEET
+from tests.helpers.fleets import SEED, image, mac_of, policy, server, uuid_of
+from tests.helpers.git_repositories import ENVIRONMENT, Person, Work, allowed, ssh_person
 from tests.helpers.instance_with_bmcs import typed
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
@@ -66,7 +75,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def kept(cache: Path) -> list[Path]:
-    """The cache of results, if a command has made it."""
     return sorted(cache.rglob("cache.sqlite"))
 
 
@@ -162,3 +170,180 @@ def test_only_files_of_the_fleet_are_read_and_each_time_anew(
     os.utime(work.path / WEB01, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (work.path / WEB01).stat().st_size == before.st_size
     assert typed("plan", "-o", "json", *AT) != first
+
+
+ONE, TWO, THREE = ({f"images/{name}.yaml": image(name)} for name in ("new-1", "new-2", "new-3"))
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
+    folder = tmp_path_factory.mktemp("ssh")
+    return {name: ssh_person(folder, name) for name in ("ada", "eve")}
+
+
+@pytest.fixture
+def ada(people: dict[str, Person]) -> Person:
+    return people["ada"]
+
+
+@pytest.fixture
+def repo(tmp_path: Path, ada: Person) -> Work:
+    repo = Work(tmp_path / "git")
+    ada.commit(repo, FLEET)
+    return repo
+
+
+@pytest.fixture
+def signers(tmp_path: Path, ada: Person) -> Path:
+    return allowed(tmp_path / "signers", [f"ada@example.net {ada.key}"])
+
+
+def review(
+    path: Path,
+    signers: Path,
+    range: str,
+    verify: Verify = Verify.RANGE,
+    *,
+    merge: bool = False,
+    accepted: Revision | None = None,
+) -> Compared:
+    trust = TrustSettings(verify=verify, keys=TrustedKeys(allowed_signers=signers))
+    return compared(path, range, merge=merge, at=this_second(), accepted=accepted, trust=trust)
+
+
+def faults(found: Compared) -> list[str]:
+    return [f"{problem.code}: {problem.message}" for problem in found.head.problems]
+
+
+def signed(found: Compared) -> list[str]:
+    assert {signer.person for _, signer in found.signers} <= {"ada@example.net"}
+    return [commit for commit, _ in found.signers]
+
+
+# A merge that is only tried out
+
+
+def test_a_merge_that_is_tried_out_needs_no_signature_of_its_own(repo: Work, ada: Person, signers: Path) -> None:
+    repo.git("checkout", "--quiet", "-b", "topic")
+    repo.commit(ONE)  # by a branch's author, unsigned
+    found = review(repo.path, signers, "main..topic", merge=True)
+    assert (faults(found), signed(found)) == ([], [])
+    repo.git("checkout", "--quiet", "main")
+    merge = ada.merge(repo, "topic")
+    found = review(repo.path, signers, f"{merge}~..{merge}")
+    assert (faults(found), signed(found)) == ([], [merge])
+
+
+def test_what_waits_below_a_merge_that_is_tried_out_has_to_be_signed(repo: Work, ada: Person, signers: Path) -> None:
+    accepted = repo.head
+    repo.git("checkout", "--quiet", "-b", "topic")
+    repo.commit(ONE)
+    repo.git("checkout", "--quiet", "main")
+    waiting = ada.commit(repo, TWO)
+    found = review(repo.path, signers, "main..topic", merge=True, accepted=accepted)
+    assert (faults(found), signed(found)) == ([], [waiting])
+    unsigned = repo.commit(THREE)
+    ada.commit(repo, message="On top")
+    found = review(repo.path, signers, "main..topic", merge=True, accepted=accepted)
+    assert faults(found) == [f"GB5020: {unsigned[:12]} is not signed"]
+    assert faults(review(repo.path, signers, "main..topic", Verify.HEAD, merge=True, accepted=accepted)) == []
+
+
+def test_a_signed_line_of_a_branch_still_counts_in_a_merge_that_is_tried_out(
+    repo: Work, people: dict[str, Person], signers: Path
+) -> None:
+    repo.git("checkout", "--quiet", "-b", "topic")
+    for person in ("ada", "eve"):
+        people[person].commit(repo, message=f"Fine\n\nGitboot-Ack: {'0' * 64} maxReinstalls of {person}")
+    found = review(repo.path, signers, "main..topic", merge=True)
+    by = {each.text.split()[-1]: each.signer for each in found.messages}
+    assert (by["ada"] is not None, by["eve"]) == (True, None)
+
+
+def test_a_fleet_in_a_folder_counts_signatures_of_each_commit_and_lines_as_at_the_top(
+    tmp_path: Path, people: dict[str, Person], signers: Path
+) -> None:
+    repo = Work(tmp_path / "git")
+    people["ada"].commit(repo, {f"infra/boot/{path}": text for path, text in FLEET.items()})
+    base = repo.head
+    line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
+    new = {f"infra/boot/{path}": text for path, text in ONE.items()}
+    good = people["ada"].commit(repo, new, message=f"New\n\n{line}")
+    found = review(repo.path / "infra/boot", signers, f"{base}..HEAD")
+    assert (faults(found), signed(found)) == ([], [good])
+    assert [(each.text.strip(), each.signer is not None) for each in found.messages] == [(f"New\n\n{line}", True)]
+    beside = repo.commit({"readme": "of another team, unsigned"})
+    found = review(repo.path / "infra/boot", signers, f"{base}..HEAD")
+    assert faults(found) == [f"GB5020: {beside[:12]} is not signed"]
+
+
+# A clone that is shallow
+
+
+def shallow(repo: Work, folder: Path, depth: int, *others: str) -> Path:
+    """A clone of so many commits of main, as CI makes it, and the commits that it fetches besides."""
+    source = f"file://{repo.path}"
+    commands: Sequence[Sequence[str]] = (
+        ("git", "clone", "--quiet", "--depth", str(depth), source, str(folder)),
+        *(("git", "-C", str(folder), "fetch", "--quiet", "--depth=1", "origin", each) for each in others),
+    )
+    for command in commands:
+        subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_shallow_clone_that_lacks_what_lies_between_vouches_for_no_range(
+    repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path, depth: int
+) -> None:
+    """An unsigned commit that was not fetched would pass."""
+    base = repo.head
+    people["eve"].commit(repo, ONE)
+    people["ada"].commit(repo, TWO)
+    newest = people["ada"].commit(repo, THREE)
+    clone = shallow(repo, tmp_path / "clone", depth, base)
+    with pytest.raises(UsageError, match=f"shallow, and lacks what led to {newest[:12]}: fetch more"):
+        review(clone, signers, f"{base}..HEAD")
+    assert faults(review(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
+    with pytest.raises(UsageError, match="no common ancestor here; fetch more of the history"):
+        review(clone, signers, f"{base}..HEAD", merge=True)
+
+
+def test_a_shallow_clone_that_reaches_the_base_is_as_good_as_any(
+    repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path
+) -> None:
+    base = repo.head
+    good = people["ada"].commit(repo, ONE)
+    found = review(shallow(repo, tmp_path / "good", 2), signers, f"{base}..HEAD")
+    assert (faults(found), signed(found)) == ([], [good])
+    bad = people["eve"].commit(repo, TWO)
+    people["ada"].commit(repo, THREE)
+    for depth in (2, 3, 4):  # once that one is there, it is named
+        found = review(shallow(repo, tmp_path / f"bad-{depth}", depth, base), signers, f"{base}..HEAD")
+        assert [each.partition(" by ")[0] for each in faults(found)] == [f"GB5020: {bad[:12]} is signed"]
+
+
+# A branch that was rebased
+
+
+def test_a_rebase_takes_the_signatures_off_and_puts_them_on_where_it_is_told_to(
+    repo: Work, ada: Person, signers: Path
+) -> None:
+    """By the line that docs/signatures.md has for it."""
+    repo.git("checkout", "--quiet", "-b", "topic")
+    ada.commit(repo, ONE)
+    ada.commit(repo, TWO)
+    assert faults(review(repo.path, signers, "main..topic")) == []
+    repo.git("checkout", "--quiet", "main")
+    ada.commit(repo, THREE)
+    repo.git("checkout", "--quiet", "topic")
+    repo.git("rebase", "--quiet", "main")
+    first = repo.git("rev-parse", "topic~1")
+    assert faults(review(repo.path, signers, "main..topic")) == [f"GB5020: {first[:12]} is not signed"]
+    for option, value in (each.split("=", 1) for each in ada.options if "=" in each):
+        repo.git("config", option, value)
+    repo.git("rebase", "--quiet", "--exec", "git commit --quiet --amend --no-edit -S", "main")
+    found = review(repo.path, signers, "main..topic")
+    assert (faults(found), len(signed(found))) == ([], 2)
+    page = (Path(__file__).parents[2] / "docs" / "signatures.md").read_text()
+    assert "`git rebase --exec 'git commit --amend --no-edit -S'`" in page

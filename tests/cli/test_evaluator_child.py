@@ -165,7 +165,6 @@ KIND = ResultKind.HISTORY_PROBLEM
 
 
 def begin(tmp_path: Path, body: str, **more: Any) -> subprocess.Popen[str]:
-    """Start a command whose child runs this, with a cache below ``tmp_path``."""
     lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
     command = [sys.executable, "-c", PROGRAM + lines + RUN]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -303,7 +302,6 @@ program()
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A fleet that is large enough for the cache."""
     work, names = Work(tmp_path / "large"), [f"web{number}" for number in range(100, 600)]
     files = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
     work.commit(files | {f"{name}.yaml": server(name, "role: web") for name in names})

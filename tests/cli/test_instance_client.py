@@ -28,8 +28,6 @@ BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
 
 @dataclass(frozen=True)
 class Site:
-    """An instance that has accepted a commit."""
-
     world: World
     state: Path
 

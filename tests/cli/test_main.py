@@ -9,14 +9,12 @@ import re
 import shutil
 import signal
 import sqlite3
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -24,7 +22,7 @@ import yaml
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors
-from gitboot.cli.main import Exit, cli, exit_of, main
+from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
@@ -38,7 +36,8 @@ from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT
 from tests.helpers.fleets import SEED, give_credentials, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.forked_commands import Heard, captured
-from tests.helpers.instance_in_process import evaluated_here
+from tests.helpers.instance_with_bmcs import Done
+from tests.helpers.instance_with_bmcs import typed as gitboot
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Instance, Repository, eventually, git, ledger_in, running
@@ -57,45 +56,14 @@ FLEET = (
 TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        """A table's cells, below its header; not what stands below them."""
-        lines = (line for line in self.out.splitlines()[1:] if not line.startswith(" "))
-        return [re.split(r"\s{2,}", line) for line in lines]
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def gitboot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
-
-    def gitboot(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
-        with evaluated_here(), pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return Done(int(ended.value.code or 0), shown.out, shown.err)
-
-    return gitboot
+def cells(done: Done) -> list[list[str]]:
+    """A table's cells, below its header; not what stands below them."""
+    lines = (line for line in done.out.splitlines()[1:] if not line.startswith(" "))
+    return [re.split(r"\s{2,}", line) for line in lines]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a fleet, in no Git repository."""
     folder = tmp_path_factory.mktemp("fleet")
     write_fleet(folder)
     return folder
@@ -129,7 +97,6 @@ MOST_COMMANDS, MOST_SUBCOMMANDS = 34, 31  # 2fefe59 had 38 and 31
 
 
 def _subcommands(group: click.Group) -> list[str]:
-    """The names of all commands below a group, at every depth."""
     found: list[str] = []
     for name in group.list_commands(click.Context(group)):
         each = group.get_command(click.Context(group), name)
@@ -145,8 +112,7 @@ def test_there_are_no_more_commands_than_adr_0065_allows() -> None:
 
 def test_adr_0065_names_the_user_and_the_occasion_of_each_command() -> None:
     text = (ROOT / "docs" / "adr" / "0065-commands.md").read_text()
-    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
-    assert rows == COMMANDS
+    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE) == COMMANDS
 
 
 @pytest.mark.parametrize("width", [80, 100])
@@ -159,7 +125,7 @@ def test_help_has_each_command_on_a_line_of_its_own(width: int, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot: Run, name: str) -> None:
+def test_help_of_a_command_says_what_it_does_and_what_each_option_means(name: str) -> None:
     done = gitboot(name, "--help")
     words = " ".join(done.out.split())
     assert (done.code, done.err) == (Exit.FINE, "")
@@ -174,13 +140,13 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot:
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
 
-def test_version_prints_the_versions_of_gitboot_python_and_libgit2(gitboot: Run) -> None:
+def test_version_prints_the_versions_of_gitboot_python_and_libgit2() -> None:
     done = gitboot("--version")
     expected = f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})\n"
     assert (done.code, done.out) == (Exit.FINE, expected)
 
 
-def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path) -> None:
     assert gitboot("validate", "--path", fleet) == gitboot("validate", fleet)
     done = gitboot("validate", fleet, "--path", tmp_path)
     assert (done.code, f"named twice, {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
@@ -205,20 +171,10 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, 
     ],
 )
 def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named(
-    gitboot: Run, typed: str, old: str, near: str
+    typed: str, old: str, near: str
 ) -> None:
     done = gitboot(*typed.split())
     assert (done.code, f"No such option '{old}'" in done.err, near in done.err) == (Exit.USAGE, True, True), done
-
-
-@pytest.mark.parametrize("variable", ["GITBOOT_OUTPUT", "GITBOOT_REFERENCE"])
-def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
-    for name in ("run", "serve", "doctor"):
-        with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
-            for parameter in command(name).params:
-                with pytest.MonkeyPatch.context() as patched:
-                    patched.setenv(variable, "x")
-                    assert parameter.resolve_envvar_value(context) != "x"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +188,7 @@ def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
 )
 @pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out .", "doctor"])
 def test_a_variable_that_0_1_0_had_is_rejected(
-    gitboot: Run, monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
+    monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
 ) -> None:
     monkeypatch.setenv(variable, "x")
     done = gitboot(*typed.split())
@@ -261,26 +217,28 @@ def test_each_error_has_its_exit_code(error: errors.GitbootError, code: int) -> 
     assert exit_of(error) == code
 
 
-@pytest.mark.parametrize(
-    ("case", "more", "code", "said"),
+@for_each(
+    ("fleet", "more", "code", "said"),
     [
-        ("valid", (), Exit.FINE, "2 servers, 2 images, no errors"),
-        ("a tie", (TIE,), Exit.INVALID, "1 error"),
-        ("a warning", (server("web03", "role: db"),), Exit.FINE, "1 warning"),
+        (FLEET[0], "", Exit.FINE, "2 servers, 2 images, no errors"),
+        (FLEET[0], TIE, Exit.INVALID, "1 error"),
+        (
+            FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "),
+            server("web03", "role: db"),
+            Exit.FINE,
+            "1 warning",
+        ),
     ],
 )
-def test_validate_exits_with_3_for_errors_alone(
-    gitboot: Run, tmp_path: Path, case: str, more: tuple[str, ...], code: Exit, said: str
-) -> None:
-    write_fleet(tmp_path, *more)
-    if case == "a warning":
-        (tmp_path / "00.yaml").write_text(FLEET[0].replace("spec: {", "spec: {requirePolicy: false, "))
+def test_validate_exits_with_3_for_errors_alone(tmp_path: Path, fleet: str, more: str, code: Exit, said: str) -> None:
+    write_fleet(tmp_path, more)
+    (tmp_path / "00.yaml").write_text(fleet)
     done = gitboot("validate", tmp_path)
     assert (done.code, said in done.err) == (code, True), done
 
 
 def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
-    gitboot: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fleet").mkdir()
     write_fleet(tmp_path / "fleet", TIE)
@@ -299,7 +257,7 @@ def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
     [("2026-11-20T12:00:00Z", Exit.INVALID), ("2026-11-21T03:59:59Z", Exit.INVALID), ("2026-11-21T04:00:00Z", 0)],
 )
 def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(
-    gitboot: Run, tmp_path: Path, instant: str, code: int
+    tmp_path: Path, instant: str, code: int
 ) -> None:
     write_fleet(tmp_path, *(maintenance(name, "20T22:00 21T04:00") for name in ("a", "b")))
     for command in ("validate", "plan"):
@@ -309,7 +267,7 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(
 
 
 @pytest.mark.parametrize("name", ["plan", "render", "explain"])
-def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, name: str) -> None:
+def test_no_command_looks_into_an_invalid_fleet(tmp_path: Path, name: str) -> None:
     (tmp_path / "fleet").mkdir()
     write_fleet(tmp_path / "fleet", TIE)
     given: dict[str, list[object]] = {
@@ -327,8 +285,6 @@ def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, na
 
 @dataclass(frozen=True)
 class Places:
-    """What a user may point at by mistake."""
-
     fleet: Path
     repository: Path
     file: Path
@@ -445,7 +401,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_a_wrong_input_ends_in_one_message_and_a_code(
-    gitboot: Run, places: Places, tmp_path: Path, typed: str, code: int, said: str
+    places: Places, tmp_path: Path, typed: str, code: int, said: str
 ) -> None:
     made = Path(shutil.copytree(places.empty, tmp_path / "empty"))
     named = {**vars(places), "empty": made}
@@ -481,7 +437,7 @@ def as_nobody() -> Iterator[None]:
         "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
     ],
 )
-def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Path, typed: str) -> None:
+def test_what_must_not_be_read_is_said_in_one_message(tmp_path: Path, typed: str) -> None:
     (tmp_path / "closed" / "fleet").mkdir(parents=True)
     (tmp_path / "open").mkdir(mode=0o777)
     for name in ("validate", "run", "events", "status", "reconcile"):
@@ -512,9 +468,9 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
 # plan
 
 
-def test_plan_shows_what_each_server_boots(gitboot: Run, fleet: Path) -> None:
+def test_plan_shows_what_each_server_boots(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON, "--records", "fresh")
-    assert done.rows == [
+    assert cells(done) == [
         ["web01", "Network", "flatcar-1", "Pxe", "BootPolicy/web", "2026-11-20T22:00:00Z"],
         ["web02", "Disk", "local disk", "-", "BootPolicy/web", "-"],
     ]
@@ -544,23 +500,23 @@ def test_plan_shows_what_each_server_boots(gitboot: Run, fleet: Path) -> None:
     ],
 )
 def test_plan_looks_at_an_instant_some_servers_and_what_is_known(
-    gitboot: Run, fleet: Path, tmp_path: Path, options: str, expected: str
+    fleet: Path, tmp_path: Path, options: str, expected: str
 ) -> None:
     records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
     (tmp_path / "records.json").write_bytes(exported(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     code = Exit.FINE if expected else Exit.USAGE  # nobody has the labels
-    assert (done.code, " ".join(row[1] for row in done.rows)) == (code, expected)
+    assert (done.code, " ".join(row[1] for row in cells(done))) == (code, expected)
 
 
 def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_instance(
-    gitboot: Run, fleet: Path, tmp_path: Path
+    fleet: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(exported({parse_uuid(uuid_of("web02")): Record(provision=1)}))
     given = ("--at", NOON, "--records", file)
     planned = gitboot("plan", fleet, "--server", "web01", *given)
-    assert planned.rows[0][:3] == ["web01", "Disk", "local disk"]
+    assert cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
     assert "1 server would perhaps be provisioned" in planned.err
     assert gitboot("render", fleet, "--out", tmp_path / "out", *given).code == Exit.FINE
     assert "unknown never installs" in (tmp_path / "out" / "boot" / ENTRY).read_text()
@@ -569,7 +525,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     assert "flatcar-1" not in (tmp_path / "out" / "boot" / ENTRY).read_text()
 
 
-def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_path: Path) -> None:
+def test_e17_plan_says_that_a_maintenance_was_already_made(tmp_path: Path) -> None:
     fleet = tmp_path / "fleet"
     fleet.mkdir()
     write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
@@ -588,14 +544,14 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_pat
     assert "already made" not in over.err
 
 
-def test_plan_counts_the_first_boots_that_are_held_back(gitboot: Run, fleet: Path) -> None:
+def test_plan_counts_the_first_boots_that_are_held_back(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
     assert done.err.startswith("2 servers would perhaps be provisioned: nothing is known of them here")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
     assert alone.err.startswith("1 server would perhaps be provisioned: nothing is known of it here")
 
 
-def test_plan_reads_any_revision_and_what_lies_there_uncommitted(gitboot: Run, tmp_path: Path) -> None:
+def test_plan_reads_any_revision_and_what_lies_there_uncommitted(tmp_path: Path) -> None:
     made = Repository.create(tmp_path)
     write_fleet(made.work)
     made.push({}, "First")
@@ -603,7 +559,7 @@ def test_plan_reads_any_revision_and_what_lies_there_uncommitted(gitboot: Run, t
     (made.work / "08.yaml").unlink()
 
     def boots(*options: object) -> list[str]:
-        return [row[1] for row in gitboot("plan", *options, "--at", NOON).rows]
+        return [row[1] for row in cells(gitboot("plan", *options, "--at", NOON))]
 
     assert boots(made.work) == ["Disk", "Disk"]  # as it lies there
     assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
@@ -615,7 +571,7 @@ PLAN_KEYS = """server uuid macs phase policy maintenance image method kernelArgu
 decisionDigest nextTransition"""
 
 
-def test_a_plan_in_json_has_every_key_whatever_is_absent(gitboot: Run, fleet: Path) -> None:
+def test_a_plan_in_json_has_every_key_whatever_is_absent(fleet: Path) -> None:
     document = gitboot("plan", fleet, "--at", NOON, "--records", "fresh", "-o", "json").json
     assert (document["apiVersion"], document["revision"]) == ("gitboot.dev/v1alpha1", "WORKTREE")
     web01, web02 = document["items"]
@@ -636,7 +592,7 @@ def test_a_plan_in_json_has_every_key_whatever_is_absent(gitboot: Run, fleet: Pa
         "plan {fleet} --timeline web01 --at {at}",
     ],
 )
-def test_json_is_versioned_sorted_and_the_same_in_a_file(gitboot: Run, fleet: Path, tmp_path: Path, typed: str) -> None:
+def test_json_is_versioned_sorted_and_the_same_in_a_file(fleet: Path, tmp_path: Path, typed: str) -> None:
     words = [word.format(fleet=fleet, at=NOON) for word in typed.split()]
     done = gitboot(*words, "-o", "json")
     assert done.code == Exit.FINE
@@ -648,7 +604,7 @@ def test_json_is_versioned_sorted_and_the_same_in_a_file(gitboot: Run, fleet: Pa
     assert both.out == gitboot(*words).out != done.out
 
 
-def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
+def test_yaml_says_what_json_says(fleet: Path) -> None:
     arguments = ("plan", fleet, "--at", NOON)
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out) == gitboot(*arguments, "-o", "json").json
 
@@ -666,35 +622,35 @@ def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
         ("phase", ["phase"]),
     ],
 )
-def test_explain_narrows_to_a_field_in_text_and_json(gitboot: Run, fleet: Path, field: str, fields: list[str]) -> None:
+def test_explain_narrows_to_a_field_in_text_and_json(fleet: Path, field: str, fields: list[str]) -> None:
     arguments = ("explain", "web01", field, "--path", fleet, "--at", NOON, "--records", "fresh")
-    assert [row[0] for row in gitboot(*arguments).rows] == fields
+    assert [row[0] for row in cells(gitboot(*arguments))] == fields
     reasons = gitboot(*arguments, "-o", "json").json["reasons"]
     assert [(reason["field"], reason["commit"]) for reason in reasons] == [(each, None) for each in fields]
 
 
-def test_explain_gives_the_meaning_of_a_code_in_any_case(gitboot: Run) -> None:
+def test_explain_gives_the_meaning_of_a_code_in_any_case() -> None:
     done = gitboot("explain", "gb2011")
     assert done.out.startswith("GB2011: Two policies of one priority select one server\n")
     assert "Raise the priority" in done.out
 
 
-def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path) -> None:
+def test_timeline_shows_every_change_without_a_commit(fleet: Path) -> None:
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", "fresh")
-    rows = gitboot(*arguments).rows
+    rows = cells(gitboot(*arguments))
     assert [row[:4] for row in rows] == [
         [NOON, "Network", "flatcar-1", "BootPolicy/web"],
         ["2026-11-20T22:00:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
         ["2026-11-21T04:00:00Z", "Network", "flatcar-1", "BootPolicy/web"],
     ]
-    assert gitboot(*arguments, "--until", "2026-11-20T22:00:00Z").rows == rows[:2]
+    assert cells(gitboot(*arguments, "--until", "2026-11-20T22:00:00Z")) == rows[:2]
     items = gitboot(*arguments, "-o", "json").json["items"]
     assert [item["from"] for item in items] == [row[0] for row in rows]
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
 
 
 def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_counts_as_served(
-    gitboot: Run, fleet: Path, tmp_path: Path
+    fleet: Path, tmp_path: Path
 ) -> None:
     fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
     attempt = provisioning_record.InstallAttempt(
@@ -711,16 +667,16 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
     assert gitboot(*arguments).out.count("completion is not reported") == sum(1 for each in shown.values() if each)
 
 
-def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description(gitboot: Run) -> None:
-    listed = gitboot("explain", "Server").rows
+def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description() -> None:
+    listed = cells(gitboot("explain", "Server"))
     assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
-    assert [row[0] for row in gitboot("explain", "Server", "bmc.tls").rows] == [
+    assert [row[0] for row in cells(gitboot("explain", "Server", "bmc.tls"))] == [
         row[0] for row in listed if row[0].startswith("spec.bmc.tls")
     ]
-    assert [row[0] for row in gitboot("explain", "Any").rows] == [kind.__name__ for kind in KINDS]
+    assert [row[0] for row in cells(gitboot("explain", "Any"))] == [kind.__name__ for kind in KINDS]
 
 
-def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(gitboot: Run, tmp_path: Path) -> None:
+def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(tmp_path: Path) -> None:
     for kind in ("Any", *(kind.__name__ for kind in KINDS)):
         published = ROOT / "schemas" / f"{'any' if kind == 'Any' else kind}.json"
         assert gitboot("explain", kind, "-o", "json").out == published.read_text()
@@ -732,9 +688,7 @@ def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(gi
 # render, serve
 
 
-def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
-    gitboot: Run, fleet: Path, tmp_path: Path
-) -> None:
+def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(fleet: Path, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     arguments = ("render", fleet, "--out", out, "--at", NOON, "--records", "fresh")
     first, again = gitboot(*arguments), gitboot(*arguments)
@@ -753,7 +707,7 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
     assert sorted(fleet.rglob("*")) == before
 
 
-def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
+def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with Heard("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
         listening, empty, warned = (json.loads(process.stderr.readline()) for _ in range(3))
@@ -761,8 +715,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
         assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
         gitboot("render", fleet, "--out", tmp_path / "out", "--at", NOON, "--records", "fresh")
         with http_peers.Client(base_url=listening["url"], headers={"user-agent": "iPXE/1.21.1"}) as client:
-            entry = client.get(f"/{ENTRY}")
-            assert b"could not be recorded" in entry.content
+            assert b"could not be recorded" in client.get(f"/{ENTRY}").content
             assert client.get("/boot.ipxe").content == (tmp_path / "out" / "boot" / "boot.ipxe").read_bytes()
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
@@ -790,11 +743,8 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
 
 @dataclass
 class Followed:
-    """A repository, and where an instance that follows it keeps its things."""
-
     repository: Repository
     folder: Path
-    gitboot: Run
 
     def name(self) -> None:
         """Let the Fleet name the instance."""
@@ -806,11 +756,9 @@ class Followed:
         """Reconcile once; and again, where the ledger is told in between what to begin with."""
         if records is not None:
             self.run(*more)
-            assert (
-                self.gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
-            )
+            assert gitboot("records", "begin", records, "--state", self.folder / "state", "--yes").code == Exit.FINE
         given = ("--out", self.folder / "output", "--state", self.folder / "state", "--spool", self.folder / "spool")
-        return self.gitboot("run", self.repository.bare, *given, once, *more)
+        return gitboot("run", self.repository.bare, *given, once, *more)
 
     @property
     def published(self) -> str:
@@ -818,13 +766,13 @@ class Followed:
 
 
 @pytest.fixture
-def followed(tmp_path: Path, repository: Repository, gitboot: Run) -> Followed:
+def followed(tmp_path: Path, repository: Repository) -> Followed:
     made = Repository(
         bare=Path(shutil.copytree(repository.bare, tmp_path / "fleet.git")),
         work=Path(shutil.copytree(repository.work, tmp_path / "work")),
     )
     git(made.work, "remote", "set-url", "origin", str(made.bare))
-    return Followed(made, tmp_path, gitboot)
+    return Followed(made, tmp_path)
 
 
 def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) -> None:
@@ -841,8 +789,7 @@ def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) 
 
 def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Followed) -> None:
     done = followed.run()
-    assert done.code == Exit.PARTIAL
-    assert "gitboot records begin fresh" in done.err
+    assert (done.code, "gitboot records begin fresh" in done.err) == (Exit.PARTIAL, True), done
 
 
 def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
@@ -874,8 +821,7 @@ def test_a_damaged_ledger_is_named_and_kept_aside(followed: Followed) -> None:
     ledger = followed.folder / "state" / "ledger.sqlite"
     ledger.write_bytes(b"this is no ledger" * 100)
     done = followed.run()
-    assert done.code == Exit.PARTIAL
-    assert f"{ledger}: the ledger cannot be read" in done.err
+    assert (done.code, f"{ledger}: the ledger cannot be read" in done.err) == (Exit.PARTIAL, True), done
     assert "kept as ledger.sqlite.damaged-1" in done.err
     assert (ledger.parent / "ledger.sqlite.damaged-1").read_bytes() == b"this is no ledger" * 100
 
@@ -967,10 +913,9 @@ def config(folder: Path, text: str) -> Path:
 
 
 def test_settings_come_from_flags_then_variables_then_the_file(
-    gitboot: Run, repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def output(*arguments: object) -> str:
-        """Which of the outputs an instance with these arguments uses."""
         done = gitboot("run", *arguments, "--dry-run")
         assert done.code == Exit.PARTIAL, done  # nobody has said what is installed
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
@@ -1004,7 +949,7 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
 
 
 @pytest.mark.parametrize("variable", ["GITBOOT_POLL", "GITBOOT_BMC_PARALLEL"])
-def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_variable_with_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "often")
     done = gitboot("run", "nowhere", "--out", "o", "--state", "s")
     assert (done.code, f"Invalid value for {variable}: 'often'" in done.err) == (Exit.USAGE, True), done
@@ -1033,9 +978,7 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_a_typo_in_the_file_is_named(
-    gitboot: Run, repository: Repository, tmp_path: Path, text: str | None, said: str
-) -> None:
+def test_a_typo_in_the_file_is_named(repository: Repository, tmp_path: Path, text: str | None, said: str) -> None:
     file = config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
     done = gitboot(
         "run", repository.bare, "--out", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
@@ -1047,17 +990,18 @@ def test_a_typo_in_the_file_is_named(
 
 
 @pytest.fixture(scope="module")
-def running_instance(
-    tmp_path_factory: pytest.TempPathFactory, repository: Repository
-) -> Iterator[tuple[Instance, Path]]:
-    folder = tmp_path_factory.mktemp("running")
-    with running(repository.bare, folder, "--poll", "3600", records="fresh") as instance:
-        eventually((folder / "state" / "status.json").exists)
-        yield instance, folder / "state"
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("running") / "state"
 
 
-def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
-    instance, state = running_instance
+@pytest.fixture(scope="module")
+def instance(state: Path, repository: Repository) -> Iterator[Instance]:
+    with running(repository.bare, state.parent, "--poll", "3600", records="fresh") as instance:
+        eventually((state / "status.json").exists)
+        yield instance
+
+
+def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> None:
     applied = instance.status()["applied"]["commit"]
     shown = gitboot("status", "--state", state)
     assert shown.code == Exit.FINE
@@ -1074,7 +1018,7 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
     followed.run(records="fresh")
     followed.repository.push({"tie.yaml": TIE})
     followed.run()
-    shown = followed.gitboot("status", "--state", followed.folder / "state").out
+    shown = gitboot("status", "--state", followed.folder / "state").out
     assert "gitboot    not running\n" in shown
     assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
@@ -1084,22 +1028,19 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
 def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(followed: Followed) -> None:
     followed.run(records="fresh")
     state = followed.folder / "state"
-    shown = followed.gitboot("status", "--state", state).out
+    shown = gitboot("status", "--state", state).out
     assert re.search(r"^written    \d+ seconds? ago$", shown, re.MULTILINE)
     assert "StatusCurrent" not in shown
     status = json.loads((state / "status.json").read_bytes())
     hour_ago = datetime.now(UTC) - timedelta(hours=1)
     (state / "status.json").write_text(json.dumps({**status, "clock": format_instant(hour_ago)}))
-    shown = followed.gitboot("status", "--state", state).out
+    shown = gitboot("status", "--state", state).out
     assert re.search(r"^StatusCurrent +false +Stale ", shown, re.MULTILINE)
     assert f"df -h {state} OUTPUT" in shown
-    assert followed.gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
+    assert gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
 
 
-def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
-    gitboot: Run, running_instance: tuple[Instance, Path]
-) -> None:
-    _, state = running_instance
+def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(instance: Instance, state: Path) -> None:
     lines = gitboot("events", "--state", state).out.splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["type"] for event in events][:3] == ["BranchChosen", "Accepted", "Published"]
@@ -1107,10 +1048,7 @@ def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
     assert gitboot("events", "--state", state, "--server", "web01").out == ""
 
 
-def test_reconcile_fetches_at_once_and_reports_the_outcome(
-    gitboot: Run, running_instance: tuple[Instance, Path]
-) -> None:
-    instance, state = running_instance  # which fetches once an hour
+def test_reconcile_fetches_at_once_and_reports_the_outcome(instance: Instance, state: Path) -> None:
     before = instance.status()["fetched"]["began"]
     done = gitboot("reconcile", "--state", state)
     commit = instance.status()["applied"]["commit"]
@@ -1121,8 +1059,7 @@ def test_reconcile_fetches_at_once_and_reports_the_outcome(
     assert instance.status()["fetched"]["began"] > before
 
 
-def test_reconcile_can_leave_the_outcome_to_status(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
-    instance, state = running_instance
+def test_reconcile_can_leave_the_outcome_to_status(instance: Instance, state: Path) -> None:
     before = instance.status()["fetched"]["began"]
     done = gitboot("reconcile", "--state", state, "--timeout", "0")
     assert (done.code, f"Triggered process {instance.process.pid}. Run" in done.err) == (Exit.FINE, True)
@@ -1130,18 +1067,16 @@ def test_reconcile_can_leave_the_outcome_to_status(gitboot: Run, running_instanc
 
 
 def test_a_second_instance_is_told_who_has_the_state(
-    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository, tmp_path: Path
+    instance: Instance, state: Path, repository: Repository, tmp_path: Path
 ) -> None:
-    instance, state = running_instance
     done = gitboot("run", repository.bare, "--out", tmp_path / "other", "--state", state, "--once")
     assert (done.code, f"process {instance.process.pid}" in done.err) == (Exit.USAGE, True)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_dry_run_beside_a_running_instance_disturbs_nothing(
-    gitboot: Run, running_instance: tuple[Instance, Path], repository: Repository
+    instance: Instance, state: Path, repository: Repository
 ) -> None:
-    instance, state = running_instance
     given = ("--out", state.parent / "output", "--state", state, "--listen", "127.0.0.1:0")
     done = gitboot("run", repository.bare, *given, "--dry-run")
     assert (done.code, done.out) == (Exit.FINE, "")

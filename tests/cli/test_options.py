@@ -1,13 +1,20 @@
+"""Options of commands, and keys of the configuration file that are no options."""
+
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 
-from gitboot.cli.main import Exit
-from gitboot.cli.options import operator
+from gitboot.cli.main import Exit, cli
+from gitboot.cli.options import Setting, key_of, keys_of, operator, variables_of
+from scripts.reference import configuration_page
+from tests.helpers.cases import for_each
+from tests.helpers.fleets import configured
 from tests.helpers.instance_with_bmcs import typed
 
 UNNAMED: Final = 4_000_000_000  # a user that no machine has
@@ -43,3 +50,109 @@ def test_a_reason_that_says_nothing_is_none(tmp_path: Path, typed_line: str, rea
     assert "Invalid value for '--reason': say why: who finds it later has nothing else to go by" in " ".join(
         done.err.split()
     )
+
+
+MOST_OPTIONS = 45
+START = ("run", "nowhere", "--out", "o", "--state", "s")
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def settings(name: str) -> dict[str, Setting]:
+    return {key: each for key, each in keys_of(command(name)).items() if isinstance(each, Setting)}
+
+
+def test_run_has_at_most_45_options() -> None:
+    run = command("run")
+    shown = [each for each in run.get_params(click.Context(run)) if isinstance(each, click.Option) and not each.hidden]
+    assert "--help" in {option for each in shown for option in each.opts}
+    assert len(shown) <= MOST_OPTIONS, "make the new one a setting: docs/adr/0064-settings-in-the-configuration-file.md"
+
+
+@for_each("name", ["run", "serve"])
+def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: str) -> None:
+    section = configuration_page().partition(f"## gitboot {name}: settings")[2].split("## gitboot serve: settings")[0]
+    shown, _, options = section.partition(f"## gitboot {name}: options")
+    help = command(name).get_help(click.Context(command(name)))
+    assert "docs/reference/configuration.md" in help
+    for parameter in keys_of(command(name)).values():
+        key, is_setting = key_of(parameter), isinstance(parameter, Setting)
+        row = next(line for line in (shown if is_setting else options).splitlines() if line.startswith(f"| `{key}` |"))
+        assert all(f"`{variable}`" in row for variable in variables_of(parameter))
+        assert (f"--{key} " in help) is not (is_setting or isinstance(parameter, click.Argument))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("--bmc-parallel", "5"),
+            "--bmc-parallel is a setting of the configuration file: write bmc-parallel = 5",
+        ),
+        (("--step-minutes=0.5",), "write step-minutes = 0.5 to a file and name it with --config"),
+        (("--forge-name", "a b"), 'write forge-name = "a b" to a file'),
+        (
+            ("--trusted-proxies", "10.0.0.1", "--trusted-proxies", "::1"),
+            'write trusted-proxies = ["10.0.0.1", "::1"]',
+        ),
+    ],
+)
+def test_a_setting_on_the_command_line_is_answered_by_the_line_to_write(arguments: tuple[str, ...], line: str) -> None:
+    done = typed(*START, *arguments)
+    assert (done.code, line in " ".join(done.err.split())) == (Exit.USAGE, True), done
+
+
+def test_a_setting_on_the_command_line_names_the_file_that_is_used() -> None:
+    _, file = config = configured(bmc_failures=3)
+    done = typed(*START, *config, "--bmc-parallel", "5")
+    assert f"write bmc-parallel = 5 to {file}" in " ".join(done.err.split())
+
+
+@for_each("key", sorted(settings("run")))
+def test_a_variable_of_a_setting_wins_over_the_file(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = settings("run")[key]
+    assert setting.name is not None
+    numbers = isinstance(setting.type, click.types.IntParamType | click.types.FloatParamType)
+    written, varied = (7, "8") if numbers else ("x", "y")
+    config = configured(**{key: [written] if setting.multiple else written})
+
+    def value() -> object:
+        context = command("run").make_context("run", [*START[1:], *config], auto_envvar_prefix="GITBOOT")
+        found = context.params[setting.name or ""]
+        return str(found) if isinstance(found, Path) else found
+
+    assert value() == ((written,) if setting.multiple else written)
+    monkeypatch.setenv(variables_of(setting)[0], varied)
+    expected = int(varied) if numbers else varied
+    assert value() == ((expected,) if setting.multiple else expected)
+
+
+def test_a_worker_gets_its_settings_from_the_process_that_starts_it(tmp_path: Path) -> None:
+    handed = json.dumps({"idle_connections": 3, "operators_hosts": ["a", "b"], "trusted_proxies": []})
+    arguments = ["--out", str(tmp_path), "--settings", handed]
+    context = command("serve").make_context("serve", arguments, auto_envvar_prefix="GITBOOT")
+    found = {name: context.params[name] for name in json.loads(handed)}
+    assert found == {"idle_connections": 3, "operators_hosts": ("a", "b"), "trusted_proxies": ()}
+
+
+def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values(*arguments: str) -> list[object]:
+        context = command("run").make_context("run", [*START[1:], *arguments], auto_envvar_prefix="GITBOOT")
+        return [context.params[name] for name in ("operators_tls", "git_ssh", "forge")]
+
+    assert values() == [None, None, None]
+    named = configured(operators_tls=["a", "b"], git_ssh=["c", "d"], forge=["gitea=https://e.test/f/g", "h"])
+    expected = [(Path("a"), Path("b")), (Path("c"), Path("d")), ("gitea=https://e.test/f/g", Path("h"))]
+    assert values(*named) == expected
+    monkeypatch.setenv("GITBOOT_OPERATORS_TLS", "a:b")
+    monkeypatch.setenv("GITBOOT_GIT_SSH", "c:d")
+    monkeypatch.setenv("GITBOOT_FORGE", "gitea=https://e.test/f/g h")
+    assert values() == expected
+    monkeypatch.delenv("GITBOOT_OPERATORS_TLS")
+    done = typed(*START, *configured(operators_tls=["a"]))
+    said = " ".join(done.err.split())
+    assert (done.code, "for operators-tls in " in said, "Takes 2 values but 1 " in said) == (64, True, True), done

@@ -158,7 +158,9 @@ def test_what_waits_does_not_grow_without_end(host: ForgeHost, token: Path) -> N
     host.faults.clear()
     eventually(lambda: verdicts.telling.commit == f"{99:040}")
     verdicts.close()
-    assert [int(each["sha"]) for each in host.statuses] == list(range(80, 100))
+    written = [int(each["sha"]) for each in host.statuses]
+    assert written[-20:] == list(range(80, 100))
+    assert len(written) <= 21, "only one more was under way"
 
 
 def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:

@@ -76,7 +76,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
         "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
     ),
-    "Invented addresses": ("endpoint/test_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
+    "Invented addresses": ("endpoint/test_app.py::test_operators_pages_are_for_operators",),
     "Other files": (
         "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
         "endpoint/test_app.py::test_what_is_no_request_gets_no_file",
@@ -128,8 +128,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
-        "cli/commands/test_init_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
-        "cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",
+        "cli/commands/test_init.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",
     ),
     "Writes through symlinks": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
@@ -187,20 +187,20 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A person who may push other branches, write tags or comment
     "Block a rollout": (
-        "cli/commands/test_init_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
+        "cli/commands/test_init.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
         "cli/commands/test_init_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
     ),
     "Edited comments": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
-        "cli/commands/test_diff_and_comment_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
     ),
     "Confused names": (
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
     ),
     # The owner of an action, an image or a package that CI uses
-    "Publish a new version": ("cli/commands/test_init_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
+    "Publish a new version": ("cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",),
     "Moved tags": ("cli/commands/test_init_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
     "Replaced packages": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
@@ -316,7 +316,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
         "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
-        "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
+        "bmc/redfish/test_client_links.py::test_a_link_to_another_place_is_refused",
+        "bmc/redfish/test_transport.py::test_no_password_goes_from_https_to_http",
     ),
     "Another machine": (
         "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",

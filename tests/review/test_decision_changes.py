@@ -1,15 +1,42 @@
-"""What a commit changes for each server, field by field: the same machine under another name is the same."""
+"""What a commit changes for each server, field by field, and what holds of every comparison."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from gitboot.review.decision_changes import Change, EffectKind, ServerEffect, all_effects
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Step
+from hypothesis import strategies as st
+
+from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.validation import load
+from gitboot.render.boot_files import server_files, shared_files, tombstones
+from gitboot.render.endpoint_files import state_path
+from gitboot.render.paths import File
+from gitboot.render.server_files import server_state
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.provisioning_record import Record
+from gitboot.resolve.server_decision import Decisions, idle
+from gitboot.review.change_groups import Causes, groups
+from gitboot.review.decision_changes import (
+    Change,
+    Changes,
+    EffectKind,
+    ServerChange,
+    ServerEffect,
+    all_effects,
+    compare,
+)
+from gitboot.review.document_changes import Fate
+from gitboot.review.guards import Limits, judge
+from gitboot.review.risks import Risk
 from tests.helpers import hypothesis_strategies
 from tests.helpers.cases import examples
-from tests.helpers.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, uuid_of
-from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
+from tests.helpers.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, snapshot, uuid_of
+from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
@@ -17,7 +44,6 @@ def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffec
 
 
 def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[object, object]]:
-    """The fields of web01 that differ."""
     return {change.field: (change.old, change.new) for change in between(old, new)["web01"].changes}
 
 
@@ -113,3 +139,156 @@ def test_there_is_an_effect_exactly_where_a_digest_differs(one: GeneratedFleet, 
         assert [(each.field, each.new, each.old) for each in mirrored[uuid].changes] == [
             (each.field, each.old, each.new) for each in effect.changes
         ]
+
+
+LAWS = settings(
+    max_examples=examples(25),
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=[step for step in Step if step is not Step.explain],
+)
+
+
+@dataclass(frozen=True)
+class Commit:
+    decisions: Decisions
+    repository: FleetRepository
+
+    @staticmethod
+    def of(fleet: GeneratedFleet, write: Write = in_json) -> Commit:
+        repository = load(snapshot(*map(write, fleet.documents), files=FILES))
+        return Commit(decide(repository), repository)
+
+
+def all_between(old: Commit, new: Commit) -> Changes:
+    return compare(old.decisions, new.decisions, old.repository, new.repository)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[GeneratedFleet, GeneratedFleet]:
+    """Two fleets: any two, or one with some documents of the other, as a commit would change it."""
+    one, other = draw(fleets()), draw(fleets())
+    kinds = draw(st.sampled_from([None, ("Fleet",), ("ImageStream",), ("Server",), ("Fleet", "ImageStream")]))
+    if kinds is None or ("Server" in kinds and (one.bios != other.bios or _named(one) < _named(other))):
+        return one, other
+    return one, one.having(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
+
+
+def _named(fleet: GeneratedFleet) -> set[str]:
+    return set(fleet.names("BootPolicy"))
+
+
+def _fits(each: object, fleet: GeneratedFleet) -> bool:
+    return "servers" not in str(each) and "pool" not in str(each) and "requirePolicy': True" not in str(each)
+
+
+def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str, File]], Mapping[str, File]]:
+    """Every file of each server at its instants, by server, and those of all machines."""
+    found = {}
+    for name, decision in commit.decisions.servers.items():
+        files: dict[str, File] = {}
+        for record in (fleet.records.get(name), None, Record()):
+            for instant in fleet.instants(record):
+                planned = plan(decision, instant, record)
+                made = server_files(commit.decisions, decision, planned)
+                files |= {f"{instant} {record is None} {path}": file for path, file in made.items()}
+        state = server_state(commit.decisions, decision, None, min(fleet.instants(None)))
+        found[name] = files | {state_path(name): state.files[state_path(name)]}  # which tells the whole decision
+    unused = {
+        path: file
+        for name, host in commit.decisions.networks.items()
+        for path, file in tombstones(commit.decisions.outputs, commit.decisions.servers[name], idle(host)).items()
+    }
+    return found, {**shared_files(commit.decisions), **unused}
+
+
+@LAWS
+@given(fleet=fleets())
+def test_a_fleet_and_itself_differ_in_nothing(fleet: GeneratedFleet) -> None:
+    changes = all_between(Commit.of(fleet), Commit.of(fleet, in_blocks))
+    assert changes.nothing
+    assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
+    assert changes.unchanged == changes.before == changes.after
+    assert not judge(changes.extent, Limits()).held
+
+
+_MIRRORED = {Fate.ADDED: Fate.REMOVED, Fate.REMOVED: Fate.ADDED, Fate.EDITED: Fate.EDITED}
+_ONE_WAY = {
+    Risk.REINSTALL,
+    Risk.WITHDRAWN,
+    Risk.ADDED,
+    Risk.INSTALL,
+    Risk.POOL_MOVE,
+    Risk.BOOT,
+    Risk.LESS,
+    Risk.BECOMES_UNKNOWN,
+    Risk.RESET,
+}
+
+
+@LAWS
+@given(pair=pairs())
+def test_there_and_back_mirror_each_other(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
+    old, new = map(Commit.of, pair)
+    there, back = all_between(old, new), all_between(new, old)
+
+    def ways(changes: Changes, *, swapped: bool) -> set[object]:
+        return {_way(each, swapped=swapped) for each in changes.servers}
+
+    assert ways(there, swapped=False) == ways(back, swapped=True)
+    assert (there.before, there.after, there.unchanged) == (back.after, back.before, back.unchanged)
+    assert (there.unknown is None, there.shared is None) == (back.unknown is None, back.shared is None)
+    assert {(each.name, _MIRRORED[each.fate]) for each in there.images} == {(e.name, e.fate) for e in back.images}
+    assert {key: _MIRRORED[each.fate] for key, each in there.documents.items()} == {
+        key: each.fate for key, each in back.documents.items()
+    }
+
+
+def _way(change: ServerChange, *, swapped: bool) -> object:
+    old, new = change.pair
+    fate = _MIRRORED[change.fate] if swapped else change.fate
+    return ((new, old) if swapped else (old, new)), fate, change.risks - _ONE_WAY
+
+
+@LAWS
+@given(pair=pairs())
+def test_what_a_comparison_names_and_only_that_changes_in_the_tree(
+    pair: tuple[GeneratedFleet, GeneratedFleet],
+) -> None:
+    fleet, _ = pair
+    old, new = map(Commit.of, pair)
+    changes = all_between(old, new)
+    before, shared_before = bytes_of(old, fleet)
+    after, shared_after = bytes_of(new, fleet)
+    named = {change.name for change in changes.servers}
+    named |= {change.old.server for change in changes.servers if change.old is not None}
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == named
+    differ = dict(shared_before) != dict(shared_after)
+    assert not differ or changes.unknown is not None or changes.shared is not None
+    assert not changes.nothing or (before == after and not differ)
+
+
+@LAWS
+@given(pair=pairs())
+def test_every_server_that_changes_is_in_one_group_with_others_like_it(
+    pair: tuple[GeneratedFleet, GeneratedFleet],
+) -> None:
+    old, new = map(Commit.of, pair)
+    changes = all_between(old, new)
+    causes = Causes(changes, old.repository, new.repository)
+    found = groups(changes, (old.decisions, old.repository), (new.decisions, new.repository), causes)
+    names = [name for group in found for name in group.names]
+    assert sorted(names) == sorted(change.name for change in changes.servers)
+    for group in found:
+        assert group.causes, group.names
+        assert group.effects
+        assert {change.risks for change in group.servers} == {frozenset(group.risks)}
+
+
+@LAWS
+@given(pair=pairs())
+def test_a_digest_says_which_decisions_change_and_into_what(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
+    old, new = map(Commit.of, pair)
+    changes = all_between(old, new)
+    assert changes.digest == all_between(old, new).digest
+    assert changes.nothing or changes.digest != all_between(new, old).digest
+    assert changes.nothing or changes.digest != all_between(old, old).digest

@@ -36,7 +36,6 @@ ARGUMENT = "provision: 1, kernelArguments: [debug]"
 
 
 def acted_for(**ledgers: str) -> Files:
-    """A fleet of these sites, of which each names a ledger."""
     sites = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
         f"ledger: {uuid_of(ledger)}}}"
@@ -146,8 +145,7 @@ def test_a_fleet_that_stays_empty_is_not_held_again() -> None:
 
 
 def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
-    found = tripped({"m.yaml": maintenance("m", "20T22:00 21T04:00")})
-    assert ("maxUpdatePercent", "all", 22) in found
+    assert ("maxUpdatePercent", "all", 22) in tripped({"m.yaml": maintenance("m", "20T22:00 21T04:00")})
     assert tripped({}, {**FLEET, "m.yaml": maintenance("m", "20T22:00 21T04:00")}) == set()
 
 

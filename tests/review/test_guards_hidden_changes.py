@@ -35,7 +35,6 @@ WIPE: Final = "kernelArguments: [wipe=/dev/sda]"
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the fleet on its main branch."""
     path = tmp_path_factory.mktemp("template") / "fleet"
     Work(path).commit(FLEET)
     return path
@@ -50,8 +49,6 @@ def work(template: Path, tmp_path: Path) -> Work:
 
 
 class Diffed(NamedTuple):
-    """What the command prints and how it ends."""
-
     exit_code: int
     text: str
     markdown: str
@@ -137,7 +134,6 @@ def web(template: str) -> Files:
 
 
 def having(review: Review, text: str) -> set[str]:
-    """The servers in whose groups a text is shown."""
     return {
         name
         for group in review.groups
@@ -232,8 +228,7 @@ def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
     (group,) = reviewed({"userdata/web.j2": own + NODE}, IGNITION).groups
     assert (len(group.servers), group.own) == (18, ("name",))
     hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
-    review = reviewed({"userdata/web.j2": hidden + NODE}, IGNITION)
-    assert having(review, EVIL) == {"fra1-web07"}
+    assert having(reviewed({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 @for_each(
@@ -291,8 +286,7 @@ def test_a_new_address_is_a_difference_of_its_own() -> None:
             for number, name in enumerate(names, 1)
         }
 
-    template = web("# {{ server.interfaces[0].addresses | join(' ') }}\n")
-    old = {**FLEET, **template, **addressed(1)}
+    old = {**FLEET, **web("# {{ server.interfaces[0].addresses | join(' ') }}\n"), **addressed(1)}
     assert alike(addressed(2), old) == [[name] for name in names]
     assert [*names] in alike(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
 

@@ -346,8 +346,7 @@ def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     ids=str,
 )
 def test_whose_decision_it_is_and_where_files_lie_is_no_less(other: dict[str, Any]) -> None:
-    decided = replace(AT_REST, **other)
-    assert not is_less(AT_REST, decided)
+    assert not is_less(AT_REST, replace(AT_REST, **other))
     assert is_less(AT_REST, AT_REST)
 
 
@@ -373,7 +372,6 @@ def test_a_window_that_is_shortened_after_a_run_asks_for_no_second_one(
 
 
 def held(new: Files, old: Files) -> dict[str, int]:
-    """What guards count of a commit: numbers by guard."""
     return {trip.guard.value: trip.number for trip in judge(compared(new, old).extent, Limits()).trips}
 
 
@@ -463,8 +461,7 @@ def test_e21_what_a_window_uncovers_is_more() -> None:
 
 
 def test_e21_a_window_that_ends_uncovers_nothing_that_is_made_once() -> None:
-    covered = {**FLEET, "m.yaml": maintenance("m", ALL)}
-    assert held({"m.yaml": None}, covered) == {}
+    assert held({"m.yaml": None}, {**FLEET, "m.yaml": maintenance("m", ALL)}) == {}
 
 
 def test_e21_a_maintenance_without_an_end_uncovers_what_nothing_else_would_have_asked_for() -> None:

@@ -44,7 +44,6 @@ def canary(percent: int) -> Files:
 
 
 def everyone(spec: str) -> Files:
-    """Every web server with something in its document."""
     return {path: server(path[8:-5], f"site: {path[8:12]}, role: web", spec) for path in SERVERS if "web" in path}
 
 
@@ -57,7 +56,6 @@ RENAMED: Final = server("fra1-web01", "site: fra1, role: web", "provision: 1").r
 
 
 def board(number: str, bmc: str) -> str:
-    """A server with a motherboard and a BMC."""
     spec = f"provision: 1, serial: 4J8VM72, bmc: {{address: 'https://{bmc}.test', credentials: a}}"
     text = server("fra1-db01", "site: fra1, role: db", spec)
     return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))

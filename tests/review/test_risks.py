@@ -49,7 +49,6 @@ PATH = f"servers/{NAME}.yaml"
 
 
 def one(new: Files, old: Files = FLEET, name: str = NAME) -> ServerChange:
-    """How one server changes."""
     return next(change for change in compared(new, old).servers if change.name == name)
 
 
@@ -459,7 +458,6 @@ DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
 
 
 def addressed(address: str, mac: str = MAC) -> Files:
-    """One server with an address."""
     nic = f"uuid: {uuid_of('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
     nic += f"[{{mac: '{mac}', addresses: [{address}]}}]"
     return {"servers/a.yaml": document("Server", "a", nic, "role: web")}

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.bmc.credentials import FILE, as_file, pair_of
+from gitboot.bmc.credentials import FILE, CredentialDirectory, as_file, pair_of
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
 from gitboot.bmc.worker_pool import connections
@@ -665,7 +665,6 @@ def _listed(places: Sequence[str]) -> Iterator[str]:
 
 def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
     """What answers, in the order of addresses."""
-    from gitboot.bmc.credentials import CredentialDirectory
     from gitboot.bmc.redfish.client import BmcConnection
 
     if credentials is None:

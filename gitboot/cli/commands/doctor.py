@@ -89,10 +89,11 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield from environment_checks.of_standing_by(error)
+        yield environment_checks.fine("ledger", str(error))  # another host acts by it
         return
     if (lease := acting_here(state)) is not None:
-        yield from environment_checks.of_acting(lease)
+        message = f"this host's instance acts, under lease {lease.number}, until {lease.until} and on"
+        yield environment_checks.fine("lease", message)
     with looked_at(state, now()) as look:
         yield from environment_checks.of_the_ledger(look, running(state))
         yield from environment_checks.of_who_sets(look)

@@ -459,7 +459,9 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
     from gitboot.controller.instance.standby import Standby
 
-    settings = replace(settings, spool=spool_of(settings))
+    settings = replace(settings, spool=settings.spool_folder)
+    if settings.spool is not None:
+        make_spool(settings.spool)
     standby = Standby(settings, tell, _clock, prepare_command(settings))
     with emptied(settings.spool, standby.address):
         while standby.wait(interrupted_by_signal):
@@ -597,14 +599,6 @@ _BESIDES: Final = ("BranchFollowed", "OutputClosed", "ProxiesNamed")
 
 def _clock() -> datetime:
     return datetime.now(UTC)
-
-
-def spool_of(settings: Settings) -> Path | None:
-    """Where what was fetched is recorded; None where nothing can be fetched from this instance."""
-    folder = settings.spool_folder
-    if folder is not None:
-        make_spool(folder)
-    return folder
 
 
 @contextmanager

@@ -167,7 +167,6 @@ def media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str 
 
 
 def wanted_override(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
-    """Return the override that a plan wants."""
     if plan is None or plan.override is None:
         return None
     override = plan.override

@@ -188,7 +188,16 @@ class Inspection:
             "phase": subject.plan.phase if subject.plan else None,
             "cause": subject.plan.cause if subject.plan else None,
             "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
-            "seen": _seen(self.seen) if self.seen else None,
+            "seen": _facts(
+                self.seen.override,
+                power=self.seen.power,
+                inPost=self.seen.in_post,
+                bootOrder=list(self.seen.boot_order),
+                secureBoot=self.seen.secure_boot,
+                firmwareUri=self.seen.firmware_uri,
+            )
+            if self.seen
+            else None,
             "recorded": [
                 _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
                 for each in subject.records
@@ -438,17 +447,6 @@ def shown(override: Override | None) -> str:
         str(override.enabled)
         if override.enabled is OverrideEnabled.DISABLED
         else f"{override.enabled} {override.target}"
-    )
-
-
-def _seen(observed: Observed) -> dict[str, Any]:
-    return _facts(
-        observed.override,
-        power=observed.power,
-        inPost=observed.in_post,
-        bootOrder=list(observed.boot_order),
-        secureBoot=observed.secure_boot,
-        firmwareUri=observed.firmware_uri,
     )
 
 

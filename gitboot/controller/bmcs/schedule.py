@@ -17,7 +17,6 @@ from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.desired_state import PowerPlan, desired_state, leftover_task
 from gitboot.controller.current_plans import Agenda
-from gitboot.controller.records.evidence import wants_reading
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
@@ -224,7 +223,22 @@ def due_tasks(
     schedule = schedule.with_bmcs(
         {task.uuid: BmcState(name=task.server, due=at) for task in due if task.uuid not in schedule.bmcs}
     )
-    return _admit(replace(schedule, refused=frozenset()), [_update_task(each, knowledge, schedule) for each in due], at)
+    made = []
+    for task in due:
+        uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
+        has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
+        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this BMC judges
+        made.append(
+            replace(
+                task,
+                only_read=unread or has_new_intent,
+                pinned=knowledge.pins.get(uuid),
+                known=pair_of(task.bmc) in knowledge.known_pairs,
+                shared=schedule.sharing.values,
+                switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
+            )
+        )
+    return _admit(replace(schedule, refused=frozenset()), made, at)
 
 
 def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
@@ -232,19 +246,6 @@ def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, b
     is_fetched = any(each.id not in before.judges for each in knowledge.pending.get(uuid, ()))
     has_turn = uuid in schedule.going and not before.granted
     return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.intents
-
-
-def _update_task(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
-    uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
-    has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
-    return replace(
-        task,
-        only_read=wants_reading(knowledge.pending.get(uuid, ())) or has_new_intent,
-        pinned=knowledge.pins.get(uuid),
-        known=pair_of(task.bmc) in knowledge.known_pairs,
-        shared=schedule.sharing.values,
-        switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
-    )
 
 
 def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:

@@ -42,7 +42,7 @@ from gitboot.controller.instance.state_directory import (
     token_keys,
 )
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
+from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Components, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.records.ledger_changes import Batch, learn
@@ -83,7 +83,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, ahead
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event
-from gitboot.status.instance_status import Status
+from gitboot.status.instance_status import Held, Status
 from gitboot.status.work_progress import Laps, Stage, Underway, Work, WorkListener
 from gitboot.system_clock import Uptime, uptime
 
@@ -265,7 +265,6 @@ class _Reports:
         self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
 
     def _tell_progress(self, underway: Underway | None) -> None:
-        """Report how far long work has come, and how long it still takes: as an event, and in the status."""
         self.left.note(underway)
         if underway is not None:
             facts = {name: value for name, value in underway.facts().items() if name != "message"}
@@ -333,8 +332,7 @@ def running(
         cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
-        _tell_of_taking_over(store, tell, clock())
-        shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
+        shared, fence, ending_fence = stack.enter_context(_kept(store, tell, clock(), lost))
         modes = output_modes(store, settings.output, settings.output_group)
         opened = Directory.open(
             settings.output,
@@ -440,18 +438,10 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         yield stack.enter_context(build(replace(settings, spool=empty), dependencies)), source, looked
 
 
-def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
-    """Tell, and note, whose place is taken, where another acted before."""
-    if (lease := store.database.lease) is not None and lease.before is not None:
-        number = lease.lease.epoch
-        message = f"this instance acts by {lease.name} now, under lease {number}; before, {lease.before} did"
-        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": lease.before})
-        tell(event)
-        write_events(store, [event])
-
-
 @contextmanager
-def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
+def _kept(
+    store: Store, tell: Tell, at: datetime, lost: Callable[[], None]
+) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
     """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart.
 
     The second fence is for what only ends something (`LeaseKeeper.check_ending`).
@@ -462,6 +452,12 @@ def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetc
         return
     from gitboot.ledger.postgresql import PostgresRenewing
 
+    if held.before is not None:
+        number = held.lease.epoch
+        message = f"this instance acts by {held.name} now, under lease {number}; before, {held.before} did"
+        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": held.before})
+        tell(event)
+        write_events(store, [event])
     with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
         yield shared, keeper.check, keeper.check_ending
 
@@ -675,7 +671,7 @@ def looked_at(
         yield Look(commit=commit, knowledge=knowledge, keys=keys)
 
 
-def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldChanges | None = None) -> None:
+def carried_out(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
     """Do what operators asked for, in the place of an instance that does not run.
 
     ``commit`` is the accepted one, ``held`` what the instance held when it ran last.

@@ -12,9 +12,8 @@ from typing import Final
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, pair_of
 from gitboot.controller.instance.assembly import Look
-from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
+from gitboot.errors import BmcNotTrusted, GitbootError, UsageError
 from gitboot.files import check_output, check_state
-from gitboot.ledger.leader_lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.publish.durable_files import is_open
 from gitboot.publish.manifest import MANIFEST, parse_head
@@ -55,14 +54,14 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
         hint = "install gitboot's wheel or package, whose libgit2 has them"
         yield _wrong("git", f"libgit2 {version} is built without {', '.join(lacking)}", hint)
     else:
-        yield _fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+        yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
 
 
 def of_the_clock(keeping: Keeping) -> Examination:
     """Whether windows open and end when they should."""
     match keeping:
         case Keeping.SYNCHRONISED:
-            yield _fine("clock", "a time service keeps it right")
+            yield fine("clock", "a time service keeps it right")
         case Keeping.UNKNOWN:
             yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
         case Keeping.UNSYNCHRONISED:
@@ -71,16 +70,6 @@ def of_the_clock(keeping: Keeping) -> Examination:
         case Keeping.UNKEPT:
             message = "no time service keeps it right; where one did before, nothing is set at BMCs"
             yield _doubtful("clock", message, "timedatectl set-ntp true")
-
-
-def of_standing_by(found: HeldByAnother) -> Examination:
-    """That another host acts by the ledger, where the rest can be looked at."""
-    yield _fine("ledger", str(found))
-
-
-def of_acting(lease: Leased) -> Examination:
-    """That this host acts, by a ledger that others share."""
-    yield _fine("lease", f"this host's instance acts, under lease {lease.number}, until {lease.until} and on")
 
 
 def of_state(state: Path) -> Examination:
@@ -102,7 +91,7 @@ def of_the_ledger(look: Look, process: int | None) -> Examination:
         hint = "gitboot status  # the condition RecordsKnown has the line that leads out of it"
         yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
     else:
-        yield _fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
+        yield fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
 
 
 def of_who_sets(look: Look) -> Examination:
@@ -127,7 +116,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
     yield from _checked("output", None, lambda warn: check_output(output, (), warn, state=state))
     try:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
-        yield _fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
+        yield fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
     except FileNotFoundError:
         yield _doubtful(
             "output", f"{output} holds nothing that was published", f"gitboot run … --out {shell_words(output)}"
@@ -147,7 +136,7 @@ def of_credentials(credentials: Path | None, look: Look) -> Examination:
     machines = [each for each in look.commit.machines.values() if each.bmc is not None]
     names = sorted({each.bmc.credentials for each in machines if each.bmc is not None})
     if not names:
-        yield _fine("credentials", "no server has a BMC")
+        yield fine("credentials", "no server has a BMC")
         return
     found = CredentialDirectory(credentials)
     for name in names:
@@ -169,7 +158,7 @@ def of_credentials(credentials: Path | None, look: Look) -> Examination:
             message = f"{name} may not be sent to the BMCs of {count(len(refused), 'server')} ({some(refused, 3)})"
             yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # what access.toml may say")
         else:
-            yield _fine("credentials", f"{name}, for {count(len(of_it), 'BMC')}")
+            yield fine("credentials", f"{name}, for {count(len(of_it), 'BMC')}")
 
 
 def of_mirrors(decisions: Decisions) -> Examination:
@@ -184,7 +173,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
         except GitbootError as error:
             yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {shell_words(url)}")
             continue
-        yield _fine("DHCP", f"{url} is answered")
+        yield fine("DHCP", f"{url} is answered")
         missing = []
         for path in loaders:
             try:
@@ -195,7 +184,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
             message = f"{mirror.base_url}/assets/ lacks what DHCP names: {some(missing, 3)}"
             yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
-            yield _fine("loaders", f"{count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+            yield fine("loaders", f"{count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
 
 def _of_room(place: Path, *, files: int) -> Examination:
@@ -210,11 +199,11 @@ def _of_room(place: Path, *, files: int) -> Examination:
             "disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {shell_words(place)}"
         )
     else:
-        yield _fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+        yield fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
 
 
-def _checked(subject: str, fine: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
-    """What a check raises, or warns of; where it does neither, ``fine``."""
+def _checked(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
+    """What a check raises, or warns of; where it does neither, ``message``."""
     warnings: list[str] = []
     try:
         check(warnings.append)
@@ -223,11 +212,12 @@ def _checked(subject: str, fine: str | None, check: Callable[[Callable[[str], No
         return
     if warnings:
         yield from (_doubtful(subject, each, None) for each in warnings)
-    elif fine is not None:
-        yield _fine(subject, fine)
+    elif message is not None:
+        yield fine(subject, message)
 
 
-def _fine(subject: str, message: str) -> Examined:
+def fine(subject: str, message: str) -> Examined:
+    """Return a finding that needs nothing to be done."""
     return Examined(subject=subject, health=Health.FINE, message=message)
 
 

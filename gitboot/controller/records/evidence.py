@@ -190,13 +190,7 @@ def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Com
 # Readings of a BMC
 
 
-def wants_reading(pending: Iterable[Pending]) -> bool:
-    """Whether a fetch waits for its BMC to be read, before anything is set there."""
-    return any(each.marks is None for each in pending)
-
-
 def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
-    """Whether only the BMC can tell when the machine has come up."""
     plan, uuid = state.plan, state.decision.uuid
     record = knowledge.recorded(uuid)
     if kind is not fleet.Evidence.PROGRESS or plan is None or plan.key is None or record is None:

@@ -23,7 +23,6 @@ from gitboot.resolve.boot_limits import FETCH_GRACE
 from gitboot.resolve.install_attempts import (
     disk_boot_token,
     due_boot,
-    has_shown_all,
     image_reason,
     is_overwritten,
     is_provisioned,
@@ -289,15 +288,9 @@ def _given_back(offer: Offer, record: Record, intent: str, seen: Seen) -> Record
     return replace(record, unknown_serves=others) if others != record.unknown_serves else record
 
 
-def surely_served(offer: Offer, record: Record) -> Record:
-    """The record once an endpoint has served an offer's boot: it does not matter any more what it served besides."""
-    others = tuple(each for each in record.unknown_serves if each.key != offer.key)
-    return replace(record, unknown_serves=others) if len(others) < len(record.unknown_serves) else record
-
-
 def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
     """The record once the boot of an offer was given; the same where that is no news."""
-    last = _last(offer, record)
+    last = last_of(offer, record)
     if _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
@@ -315,7 +308,7 @@ def started(offer: Offer, record: Record, seen: Seen) -> Record:
     if record.grace_until is not None and record.attempts and not is_past(offer, record):
         return replace(_with(offer, record, _begun(record.attempts[-1], seen)), grace_until=None)
     given = attempted(offer, record, seen)
-    last = _last(offer, given)
+    last = last_of(offer, given)
     if last is None or last.failed is not None or last.number != offer.attempt or _is_over(offer, record):
         return record
     return record if last.runs else _with(offer, given, _begun(last, seen))
@@ -328,7 +321,7 @@ def _begun(attempt: InstallAttempt, seen: Seen) -> InstallAttempt:
 
 def failed(offer: Offer, record: Record, failure: Failure) -> Record:
     """The record once an installer has said that it failed; one that was never given has nothing to say."""
-    last = _last(offer, record)
+    last = last_of(offer, record)
     if last is None or last.failed is not None or _is_over(offer, record):
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
@@ -364,12 +357,6 @@ def taken_back(record: Record, seen: Seen) -> Record:
     return replace(record, attempts=(*before, *now))
 
 
-def is_complete(offer: Offer, record: Record) -> bool:
-    """Whether nothing more of an installation can be seen by what is fetched: its boots, and that it has started."""
-    last = _last(offer, record)
-    return last is not None and has_shown_all(last, boots=offer.boots, shows_start=offer.shows_start)
-
-
 def _is_same(one: Seen, other: Seen) -> bool:
     return (one.path, one.client) == (other.path, other.client)
 
@@ -381,7 +368,7 @@ def _key(offer: Offer, record: Record) -> str:
     return offer.base or offer.key
 
 
-def _last(offer: Offer, record: Record) -> InstallAttempt | None:
+def last_of(offer: Offer, record: Record) -> InstallAttempt | None:
     return last_attempt(record, _key(offer, record))
 
 
@@ -392,7 +379,7 @@ def _number(attempt: InstallAttempt) -> tuple[int, int]:
 def _is_made(offer: Offer, record: Record) -> bool:
     if offer.maintenance is not None and offer.run is not None:
         return is_made(record.runs.get(offer.maintenance), offer.run, offer.start)
-    last = _last(offer, record)
+    last = last_of(offer, record)
     return _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot))
 
 

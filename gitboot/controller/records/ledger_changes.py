@@ -16,19 +16,20 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.commit_acceptance import Attempt
-from gitboot.controller.operator_requests import HeldChanges
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.install_boots import rolled_back
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
-from gitboot.controller.records.provisioning import goes_unseen, rests_on_bmcs
+from gitboot.controller.records.provisioning import goes_unseen
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
+from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
+from gitboot.status.instance_status import Held
 from gitboot.system_clock import Keeping, Uptime
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
@@ -43,7 +44,7 @@ class Batch:
     ] = ()  # by jobs at BMCs; the ledger has it already
     noted: tuple[Withdrawal, ...] = ()  # by jobs at BMCs, of what they end; the ledger does not have it
     requests: tuple[Request, ...] = ()
-    held: HeldChanges | None = None  # what can be approved
+    held: Held | None = None  # what can be approved
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
     up: Uptime | None = None  # how long the kernel runs
@@ -206,7 +207,8 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, learning.facts.observes
-    sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
+    # Of some boots, nothing but an override that was set could show that they were made.
+    sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
     if not sets:
         uuids |= learning.overrides.new.keys()

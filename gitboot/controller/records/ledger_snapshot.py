@@ -118,7 +118,7 @@ class LearntRecords(Generic[R]):
             self.unstored[uuid, record.reason] = record
 
     def over_known(self) -> Mapping[SystemUuid, Mapping[str, R]]:
-        return replaced(self._known, self.new) if self.new else self._known
+        return replaced(self._known, self.new)
 
 
 class Learning:
@@ -171,7 +171,9 @@ class Learning:
         return self.record(uuid) if self.settled is not None else None
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
-        self.new_records[uuid] = server, record
+        """Learn of a record, if it is another than before."""
+        if record != self.record(uuid):
+            self.new_records[uuid] = server, record
 
     def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
@@ -218,37 +220,31 @@ class Learning:
     def finished(self) -> Knowledge:
         known = self.known
         records = {} if self.forgotten else known.records
-        if self.new_records or self.dropped:
-            new = {uuid: record for uuid, (_, record) in self.new_records.items()}
-            records = replaced(records, new, self.dropped.difference(new).intersection(records))
+        new = {uuid: record for uuid, (_, record) in self.new_records.items()}
         judged = [uuid for uuid, waiting in self.new_pending.items() if not waiting]
         standing = known.standing
         if self.machines or self.gone:
             standing = (standing | self.machines.keys()) - self.gone
-        secret_fetches = known.secret_fetches
-        if self.new_secret_fetches:
-            fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
-            secret_fetches = replaced(secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys())
+        fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
         approvals = dict(known.approvals)
         for each in self.approved:
             approvals[each.digest] = {**approvals.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
-        machines = {**self.departed, **self.machines}
         return replace(
             known,
             facts=self.facts,
             settled=self.settled,
-            records=records,
+            records=replaced(records, new, self.dropped.difference(new).intersection(records)),
             unseen=self.unseen,
             sets_bmcs=self.sets_bmcs,
-            machines=replaced(known.machines, machines) if machines else known.machines,
+            machines=replaced(known.machines, {**self.departed, **self.machines}),
             standing=standing,
             lost=self.lost,
             overrides=self.overrides.over_known(),
             switches=self.switches.over_known(),
-            pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
+            pins=replaced(known.pins, self.new_pins),
             known_pairs=self.known_pairs,
-            pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
-            secret_fetches=secret_fetches,
+            pending=replaced(known.pending, self.new_pending, judged),
+            secret_fetches=replaced(known.secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys()),
             noted=self.noted,
             sightings=self.sightings,
             claims=self.claims,
@@ -334,7 +330,6 @@ def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
 
 
 def known(store: Store) -> Knowledge:
-    """What the ledger knows."""
     about = instance_tables.read(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
     for each in server_tables.pending(store):

@@ -33,11 +33,6 @@ _LONGEST_GAP: Final = timedelta(hours=1)
 _INTERVALS: Final = 5  # that are remembered
 
 
-def is_clock_trusted(about: Facts, keeping: Keeping, at: datetime) -> bool:
-    """Whether anything may be set by this clock."""
-    return behind(about, at) is None and unkept(about, keeping) is None
-
-
 def behind(about: Facts, at: datetime) -> str | None:
     """How the clock is behind what the ledger has seen; None: it is not."""
     beat = about.heartbeat
@@ -47,12 +42,6 @@ def behind(about: Facts, at: datetime) -> str | None:
         f"the clock says {format_instant(at)}, and the ledger was written to at {format_instant(beat.at)}: correct the "
         "clock; where it was ahead before, accept it with gitboot records confirm-clock"
     )
-
-
-def left_since(about: Facts, at: datetime) -> datetime | None:
-    """The newest instant that the ledger has seen, where the clock is behind it by however little."""
-    beat = about.heartbeat
-    return beat.at if beat is not None and at < beat.at else None
 
 
 def unkept(about: Facts, keeping: Keeping) -> str | None:
@@ -152,9 +141,7 @@ def _close_graces(learning: Learning, since: datetime, *, is_far: bool) -> None:
             runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
             unknown_serves=tuple(each._replace(seen=seen_before(each.seen)) for each in record.unknown_serves),
         )
-        if now != record:
-            name = known.machines[uuid].name if uuid in known.machines else uuid
-            learning.write_record(uuid, name, now)
+        learning.write_record(uuid, known.machines[uuid].name if uuid in known.machines else uuid, now)
 
 
 class Beginning(StrEnum):

@@ -13,16 +13,15 @@ from gitboot.controller.records.install_boots import (
     disk_booted,
     failed,
     fetches,
-    is_complete,
     is_past,
     is_run,
+    last_of,
     perhaps_served,
     provisioned,
     report_of,
     run_made,
     run_started,
     started,
-    surely_served,
     taken_back,
     withheld,
 )
@@ -41,6 +40,7 @@ from gitboot.resolve.install_attempts import (
     Known,
     adopted,
     attempt_of,
+    has_shown_all,
     is_provisioned,
     last_given,
     newcomer,
@@ -86,10 +86,14 @@ def settle(
     if doubt_of(learning.facts, decisions) is not None:
         learning.settled = None
         return
-    back = (commit.machines[uuid].name for uuid in learning.dropped if uuid in commit.machines)
-    here = commit.named({*changed, *back})
-    _meet(learning, commit, here, introduced)
-    standing = learning.known.standing
+    seen, standing, dropped = learning.known.machines, learning.known.standing, learning.dropped
+    here = commit.named({*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)})
+    # A new board that was seen already may be said to replace another one later.
+    unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
+    new = [each for each in unmet if each.uuid not in learning.machines and learning.record(each.uuid) is None]
+    if new:
+        _write_first_records(learning, commit, new, introduced)
+    learning.machines |= {each.uuid: each for each in here if seen.get(each.uuid) != each or each.uuid not in standing}
     if left is not None:
         learning.gone |= standing.intersection(left)
     else:
@@ -142,34 +146,11 @@ def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation]
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def _meet(
-    learning: Learning,
-    commit: Commit,
-    machines: list[Machine],
-    introduced: Mapping[SystemUuid, int],
+def _write_first_records(
+    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
 ) -> None:
-    """Note which machines there are, and write the first records of those that are seen for the first time.
-
-    A new board that was seen already may be said to replace another one later.
-    """
-    seen, standing = learning.known.machines, learning.known.standing
-    back = learning.dropped
-    new = (each for each in machines if each.uuid not in standing or each.uuid in back or each.replaces is not None)
-    new = (each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None)
-    _begin(learning, commit, list(new), introduced)
-    learning.machines |= {
-        each.uuid: each for each in machines if seen.get(each.uuid) != each or each.uuid not in standing
-    }
-
-
-def _begin(
-    learning: Learning,
-    commit: Commit,
-    machines: list[Machine],
-    introduced: Mapping[SystemUuid, int],
-) -> None:
-    seen = {**learning.known.machines, **learning.departed} if machines else {}
-    others = taken_over(machines, seen.values()) if machines else {}
+    seen = {**learning.known.machines, **learning.departed}
+    others = taken_over(machines, seen.values())
     replaced = {each.replaces: learning.record(each.replaces) for each in machines if each.replaces is not None}
     records = {uuid: record for uuid, record in replaced.items() if record is not None}
     unknown: dict[str, list[str]] = {}
@@ -260,8 +241,7 @@ def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
         record = learning.record(machine.uuid)
         if record is None or not record.runs:
             continue
-        if (now := carried(record, commit.decisions.servers[machine.name])) is not record:
-            learning.write_record(machine.uuid, machine.name, now)
+        learning.write_record(machine.uuid, machine.name, carried(record, commit.decisions.servers[machine.name]))
 
 
 # What makes a server provisioned
@@ -272,27 +252,20 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     if (record := learning.settled_record(offer.uuid)) is None:
         return
     now, what = provisioned(offer, record, _by_this_clock(made_at, learning.at), evidence)
-    if now is not record and offer.number <= learning.facts.rolled_back.get(offer.uuid, -1):
-        _note_overwritten(learning, offer, record, evidence)
-    elif now is not record:
+    if now is record or offer.number > learning.facts.rolled_back.get(offer.uuid, -1):
         _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
-
-
-def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence: str) -> None:
-    """Record that a boot which a commit took back was made all the same: unknown never installs, a person has to look.
-
-    A mirror served it, or its evidence came late: when the commit was accepted, nothing showed that it was fetched.
-    """
+        return
+    # The accepted commit had taken this boot back. A mirror served it, or its evidence came late: when the commit was
+    # accepted, nothing showed that it was fetched. Unknown never installs, so a person has to look.
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return
     now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
-    what = f"was installed with {by}, which the accepted commit had taken back: its disk is unknown ({evidence})"
     learning.write_record(offer.uuid, offer.server, now)
-    message = f"{offer.server}: {what}. Say what is installed there with gitboot records set {offer.server}"
     learning.tell(
         "TakenBackBootMade",
-        message,
+        f"{offer.server}: was installed with {by}, which the accepted commit had taken back: its disk is unknown "
+        f"({evidence}). Say what is installed there with gitboot records set {offer.server}",
         warning=True,
         server=offer.server,
         evidence=evidence,
@@ -307,15 +280,15 @@ def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, *, s
         return
     seen = seen._replace(at=_by_this_clock(seen.at, learning.at))
     now, what = run_made(offer, record, seen)
-    if now is not record:
-        _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
+    _note(learning, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
     if starts:
         begun, what = run_started(offer, now, seen)
-        if begun is not now:
-            _note(learning, offer, begun, ("MaintenanceStarted", what), evidence)
+        _note(learning, offer, begun, ("MaintenanceStarted", what), evidence)
 
 
 def _note(learning: Learning, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
+    if now == learning.record(offer.uuid):
+        return
     learning.write_record(offer.uuid, offer.server, now)
     type, what = said
     message = f"{offer.server}: {what}"
@@ -347,8 +320,7 @@ def record_disk_boot(learning: Learning, offer: Offer, observation: Observation)
     if (record := learning.settled_record(offer.uuid)) is None or is_past(offer, record):
         return
     seen = Seen(_by_this_clock(observation.at, learning.at), observation.path, observation.client)
-    if (now := disk_booted(record, seen)) is not record:
-        learning.write_record(offer.uuid, offer.server, now)
+    learning.write_record(offer.uuid, offer.server, disk_booted(record, seen))
 
 
 def record_intent(learning: Learning, offer: Offer, observation: Observation, *, is_early: bool) -> None:
@@ -361,15 +333,14 @@ def record_intent(learning: Learning, offer: Offer, observation: Observation, *,
         now = withheld(offer, record, intent, seen, is_early=is_early)
     else:
         now = perhaps_served(offer, record, intent, seen)
-    if now is not record:
-        learning.write_record(offer.uuid, offer.server, now)
+    learning.write_record(offer.uuid, offer.server, now)
 
 
 def record_served(learning: Learning, offer: Offer) -> None:
-    """Record that it is known of the boot of an offer that it was served."""
-    record = learning.record(offer.uuid)
-    if record is not None and (now := surely_served(offer, record)) is not record:
-        learning.write_record(offer.uuid, offer.server, now)
+    if (record := learning.record(offer.uuid)) is not None:
+        # It does not matter any more what else the endpoint perhaps served of it.
+        others = tuple(each for each in record.unknown_serves if each.key != offer.key)
+        learning.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
 
 def record_consumed(learning: Learning, offer: Offer) -> None:
@@ -402,8 +373,9 @@ def _write_step(learning: Learning, offer: Offer, now: Record, seen: Seen) -> No
 def complete(learning: Learning, offer: Offer, evidence: str) -> None:
     """Take an installation for made if nothing more of it can be seen by what is fetched, or by its BMC."""
     record = learning.record(offer.uuid)
-    if record is not None and is_complete(offer, record):
-        record_boot(learning, offer, record.attempts[-1].last_seen.at, evidence)
+    last = last_of(offer, record) if record is not None else None
+    if last is not None and has_shown_all(last, boots=offer.boots, shows_start=offer.shows_start):
+        record_boot(learning, offer, last.last_seen.at, evidence)
 
 
 def record_taken_back(learning: Learning, offer: Offer, observation: Observation) -> None:
@@ -465,7 +437,6 @@ def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
 
 
 def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
-    """The servers that a commit installs, by what is known."""
     if not knowledge.is_trusted:
         return ()
     return tuple(
@@ -580,11 +551,6 @@ def goes_unseen(
         and not sees(each.boot, each.override, Evidence.FETCHED)
         for each in decision.maintenances
     )
-
-
-def rests_on_bmcs(evidence: Evidence, *, observes: bool) -> bool:
-    """Whether there may be boots of which nothing but an override that was set could show that they were made."""
-    return not observes or evidence is Evidence.PROGRESS
 
 
 def _sees(boot: Boot, override: OverrideMode, evidence: Evidence, *, has_bmc: bool, observes: bool, sets: bool) -> bool:

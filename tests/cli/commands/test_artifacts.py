@@ -1,21 +1,30 @@
-"""`gitboot artifacts resolve`, and `gitboot validate` of what names a registry's image by its tag."""
+"""`gitboot artifacts resolve` and `verify`, and `gitboot validate` of what names a registry's image by its tag."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
-from gitboot.cli.main import Exit, cli, exit_of
-from gitboot.errors import GitbootError
-from tests.helpers.artifact_servers import IRONCORE, Registry, digest, registry
-from tests.helpers.fleets import SEED, document, image
+from gitboot.cli.main import Exit
+from tests.helpers.artifact_servers import (
+    IRONCORE,
+    ArtifactServer,
+    Registry,
+    artifact_server,
+    digest,
+    digest_of,
+    registry,
+)
+from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server
+from tests.helpers.git_repositories import Work
+from tests.helpers.instance_with_bmcs import typed
 
-KERNEL, INITRD = b"kernel", b"initrd"
+KERNEL, INITRD, DISC = b"kernel", b"initrd", b"disc"
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +37,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield found
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [*map(str, arguments)])
-
-
-def code(result: Result) -> int:
-    return exit_of(result.exception) if isinstance(result.exception, GitbootError) else result.exit_code
-
-
 def written(folder: Path, *documents: str) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "fleet.yaml").write_text("---\n".join(documents))
@@ -44,17 +45,16 @@ def written(folder: Path, *documents: str) -> Path:
 
 def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
-    result = run("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
-    first, _, rest = result.stdout.partition("\n")
+    result = typed("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
+    first, _, rest = result.out.partition("\n")
     assert first.startswith(f"# {name}@sha256:")
     spec = f"version: 1.0\n{rest}".replace("\n", "\n  ").rstrip()
     text = document("BootImage", "linux-1.0", "SPEC").replace("{SPEC}", f"\n  {spec}")
-    fleet = written(tmp_path / "fleet", *SEED, text)
-    assert run("validate", fleet).exit_code == 0
+    assert typed("validate", written(tmp_path / "fleet", *SEED, text)).code == 0
     kernel = yaml.safe_load(rest)["architectures"]["x86_64"]["kernel"]
     assert kernel == {"url": f"{name}@sha256:{digest(KERNEL)}", "sha256": digest(KERNEL), "size": len(KERNEL)}
 
-    as_json = json.loads(run("artifacts", "resolve", first[2:], "--registries", found.allowed, "-o", "json").stdout)
+    as_json = json.loads(typed("artifacts", "resolve", first[2:], "--registries", found.allowed, "-o", "json").out)
     assert as_json["architectures"] == yaml.safe_load(rest)["architectures"]
     assert as_json["image"] == first[2:]
 
@@ -62,33 +62,167 @@ def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: P
 def test_a_registry_that_is_not_named_is_not_asked(found: Registry) -> None:
     name = f"oci://{found.host}/os/linux:1.0"
     for named in ((), ("--registries", "registry.test"), ("--registries", f"{found.allowed}/other/*")):
-        assert code(run("artifacts", "resolve", name, *named)) == Exit.SOURCE
-    assert code(run("artifacts", "resolve", "os/linux:1.0")) == Exit.USAGE
+        assert typed("artifacts", "resolve", name, *named).code == Exit.SOURCE
+    assert typed("artifacts", "resolve", "os/linux:1.0").code == Exit.USAGE
 
 
 def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
     text = image("linux-1.0", artifacts="kernel").replace("assets:linux-1.0/kernel", f"{name}:1.0")
     fleet = written(tmp_path / "fleet", *SEED, text)
-    alone = run("validate", fleet)
-    assert alone.exit_code == Exit.INVALID
-    assert f"{name}:1.0 names an image of a registry by its tag" in alone.stdout
-    assert f"`gitboot artifacts resolve {name}:1.0` prints what to write" in alone.stdout
+    alone = typed("validate", fleet)
+    assert (alone.code, f"{name}:1.0 names an image of a registry by its tag" in alone.out) == (Exit.INVALID, True), (
+        alone
+    )
+    assert f"`gitboot artifacts resolve {name}:1.0` prints what to write" in alone.out
 
-    asked = run("validate", fleet, "--registries", found.allowed)
-    assert asked.exit_code == Exit.INVALID
-    assert f"x86_64.kernel is {name}@sha256:{digest(KERNEL)}" in asked.stdout
-    assert f"x86_64.initrds is {name}@sha256:{digest(INITRD)}" in asked.stdout
+    asked = typed("validate", fleet, "--registries", found.allowed)
+    assert (asked.code, f"x86_64.kernel is {name}@sha256:{digest(KERNEL)}" in asked.out) == (Exit.INVALID, True), asked
+    assert f"x86_64.initrds is {name}@sha256:{digest(INITRD)}" in asked.out
 
     unknown = written(tmp_path / "unknown", *SEED, text.replace(':1.0"', ':2.0"'))
-    asked = run("validate", unknown, "--registries", found.allowed)
-    assert asked.exit_code == Exit.INVALID
-    assert "asked now: " in asked.stdout and "is not in the registry" in asked.stdout
+    asked = typed("validate", unknown, "--registries", found.allowed)
+    assert asked.code == Exit.INVALID
+    assert "asked now: " in asked.out and "is not in the registry" in asked.out
 
 
 def test_a_manifests_digest_is_not_taken_for_a_files(tmp_path: Path) -> None:
     text = image("linux-1.0", artifacts="kernel")
     text = text.replace("assets:linux-1.0/kernel", f"oci://registry.test/os/linux@sha256:{'0' * 64}")
-    result = run("validate", written(tmp_path / "fleet", *SEED, text))
-    assert result.exit_code == Exit.INVALID
-    assert "the URL's digest is not" in result.stdout
+    result = typed("validate", written(tmp_path / "fleet", *SEED, text))
+    assert (result.code, "the URL's digest is not" in result.out) == (Exit.INVALID, True), result
+
+
+@pytest.fixture
+def web() -> Iterator[ArtifactServer]:
+    with artifact_server() as server:
+        for site in ("", "/fra"):
+            server.put(f"{site}/assets/vmlinuz", KERNEL)
+            server.put(f"{site}/assets/initrd", INITRD)
+        server.put("/disc.iso", DISC, "application/vnd.efi-iso")
+        yield server
+
+
+@pytest.fixture
+def work(tmp_path: Path, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch) -> Work:
+    """A fleet whose servers boot a kernel from their site, and in a window a disc by firmware."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = Work(tmp_path / "work")
+    kernel = f"{{url: 'assets:vmlinuz', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}"
+    initrd = f"{{url: 'assets:initrd', sha256: {digest_of(INITRD)}}}"
+    unused = f"{{url: 'assets:unused', sha256: {digest_of(b'')}}}"
+    disc = f"{{url: '{web.url}/disc.iso', sha256: {digest_of(DISC)}}}"
+    linux = f"version: '1', architectures: {{x86_64: {{kernel: {kernel}, initrds: [{initrd}], iso: {unused}}}}}"
+    sites = f"sites: [{{name: fra, select: {{matchLabels: {{site: fra}}}}, baseURL: '{web.url}/fra'}}]"
+    documents = (
+        fleet(f"baseURL: '{web.url}', {sites}"),
+        server("web01"),
+        server("web02", "site: fra"),
+        server("web03", "site: fra"),
+        document("BootImage", "linux-1", linux),
+        document("BootImage", "disc-1", f"version: '1', architectures: {{x86_64: {{iso: {disc}}}}}"),
+        profile("web", "linux-1"),
+        profile("repair", "disc-1", "httpBoot: iso", method="UefiHttp"),
+        policy("web"),
+        maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}"),
+    )
+    made.commit({f"{number:02}.yaml": text for number, text in enumerate(documents)}, "Begin")
+    return made
+
+
+def items(printed: str) -> dict[str, dict[str, Any]]:
+    return {each["url"]: each for each in json.loads(printed)["items"]}
+
+
+def test_every_artifact_that_decisions_name_is_read_once(work: Work, web: ArtifactServer) -> None:
+    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+    found = items(out)
+    assert code == 0
+    assert found.keys() == {
+        f"{web.url}/assets/vmlinuz",
+        f"{web.url}/assets/initrd",
+        f"{web.url}/fra/assets/vmlinuz",
+        f"{web.url}/fra/assets/initrd",
+        f"{web.url}/disc.iso",
+    }
+    assert {each["presence"] for each in found.values()} == {"Verified"}
+    kernel = found[f"{web.url}/fra/assets/vmlinuz"]
+    assert (kernel["sites"], kernel["images"], kernel["servers"]) == (["fra"], ["linux-1"], 2)
+    assert (kernel["sha256"], kernel["size"], kernel["byFirmware"]) == (digest_of(KERNEL), len(KERNEL), False)
+    assert found[f"{web.url}/disc.iso"]["byFirmware"]
+    typed("artifacts", "verify", work.path)
+    assert web.asked["GET", "/assets/vmlinuz"] == 1
+    assert web.asked["HEAD", "/assets/vmlinuz"] == 2
+
+
+def test_what_is_missing_or_wrong_is_told_with_whom_it_concerns(work: Work, web: ArtifactServer) -> None:
+    del web.files["/fra/assets/initrd"]
+    web.put("/assets/vmlinuz", b"KERNEL")
+    code, out, _ = typed("artifacts", "verify", work.path)
+    assert code == 8
+    rows = [line.split() for line in out.splitlines()]
+    assert ["Missing", "linux-1", "2", f"{web.url}/fra/assets/initrd"] in rows
+    assert ["Wrong", "linux-1", "1", f"{web.url}/assets/vmlinuz"] in rows
+    assert "the fleet: 3 artifacts: 2 verified, 1 wrong" in out
+    assert "fra: 2 artifacts: 1 missing, 1 verified" in out
+    assert typed("artifacts", "verify", work.path, "--head")[0] == 8
+    code, out, _ = typed("artifacts", "verify", work.path, "--site", "fra", "-o", "json")
+    assert code == 8
+    assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
+
+
+def test_what_firmware_would_not_boot_is_told(work: Work, web: ArtifactServer) -> None:
+    web.put("/disc.iso", DISC, "text/plain")
+    code, out, _ = typed("artifacts", "verify", work.path)
+    assert code == 8
+    assert "it is served as text/plain" in " ".join(out.split())
+
+
+def test_what_does_not_answer_is_another_exit_code(work: Work, web: ArtifactServer) -> None:
+    web.statuses["/disc.iso"] = 503
+    assert typed("artifacts", "verify", work.path)[0] == 6
+    del web.files["/assets/initrd"]
+    assert typed("artifacts", "verify", work.path)[0] == 8
+
+
+def test_a_directory_stands_for_what_is_served_of_it(work: Work, web: ArtifactServer, tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "vmlinuz").write_bytes(KERNEL)
+    _, out, _ = typed("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
+    found = items(out)
+    assert found[f"{web.url}/assets/vmlinuz"]["presence"] == "Verified"
+    assert found[f"{web.url}/assets/initrd"]["presence"] == "Missing"
+    assert found[f"{web.url}/fra/assets/initrd"]["presence"] == "Verified"
+    assert web.asked["HEAD", "/assets/vmlinuz"] == 0
+
+
+def test_what_was_interrupted_goes_on_from_there(
+    work: Work, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gitboot.artifacts import availability
+
+    real = availability.look_at
+
+    def interrupted(fetcher: Any, file: Any, before: Any = None, **how: Any) -> Any:
+        if file.url.endswith("disc.iso"):
+            raise KeyboardInterrupt
+        return real(fetcher, file, before, **how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(availability, "look_at", interrupted)
+        typed("artifacts", "verify", work.path, "--parallel", "1")
+    before = web.asked["GET", "/assets/vmlinuz"]
+    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+    assert (code, before, web.asked["GET", "/assets/vmlinuz"]) == (0, 1, 1)
+    assert {each["presence"] for each in items(out).values()} == {"Verified"}
+    assert typed("artifacts", "verify", work.path, "--no-cache")[0] == 0
+    assert web.asked["GET", "/assets/vmlinuz"] == 2
+    (tmp_path / "cache/gitboot/cache.sqlite").unlink()
+    assert typed("artifacts", "verify", work.path)[0] == 0
+    assert web.asked["GET", "/assets/vmlinuz"] == 3
+
+
+def test_a_site_that_there_is_not_is_named(work: Work) -> None:
+    code, _, said = typed("artifacts", "verify", work.path, "--site", "frq")
+    assert code == 64
+    assert "fra" in said

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import fromstring
 
-import click
 import pytest
-from click.testing import CliRunner
 
-from gitboot.cli.commands.diff_and_comment import command
-from gitboot.cli.main import exit_of
-from gitboot.errors import GitbootError
 from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import document, image, maintenance, policy, server
 from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
+from tests.helpers.instance_with_bmcs import Done, typed
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 ONE = {
@@ -31,7 +26,6 @@ OTHER = {"images/3.yaml": image("new-3")}
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the fleet on its main branch."""
     path = tmp_path_factory.mktemp("template") / "fleet"
     Work(path).commit(FLEET)
     return path
@@ -46,30 +40,16 @@ def work(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     return found
 
 
-@dataclass(frozen=True)
-class Done:
-    exit_code: int
-    output: str
+def diff(*arguments: str | Path) -> Done:
+    return typed("diff", *arguments)
 
 
-def diff(*arguments: str) -> Done:
-    """The command, as `gitboot` runs it."""
-    try:
-        result = CliRunner().invoke(command, arguments, catch_exceptions=False)
-    except GitbootError as error:
-        return Done(exit_of(error), str(error))
-    return Done(result.exit_code, result.output)
+def facts(*arguments: str | Path) -> Any:
+    return diff(*arguments, "-o", "json").json
 
 
-def facts(*arguments: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(diff(*arguments, "-o", "json").output)
-    return found
-
-
-def changed(*arguments: str) -> list[str]:
-    found = facts(*arguments)["servers"]
-    assert isinstance(found, list)
-    return [each["server"] for each in found]
+def changed(*arguments: str | Path) -> list[str]:
+    return [each["server"] for each in facts(*arguments)["servers"]]
 
 
 # Ranges
@@ -93,13 +73,13 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Wo
     windows = {f"{name}.yaml": maintenance(name, "20T22:00 21T04:00", select=one) for name in ("a", "b")}
     work.commit(windows)
     ahead, over = (diff("main..topic", "--at", each) for each in ("2026-11-21T03:59:59Z", "2026-11-21T04:00:00Z"))
-    assert (ahead.exit_code, over.exit_code) == (3, 0)
-    assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z; Maintenance/a is in a.yaml" in ahead.output
-    assert "GB2012" not in over.output
+    assert (ahead.code, over.code) == (3, 0)
+    assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z; Maintenance/a is in a.yaml" in ahead.out
+    assert "GB2012" not in over.out
     again = facts("main..topic", "--at", "2026-11-21T04:00:00Z")["reproduce"]
     assert "--at 2026-11-21T04:00:00Z" in str(again)
     work.commit({"README.md": "more"})  # the base is not judged: an instance may have accepted it before
-    assert diff("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z").exit_code == 3
+    assert diff("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z").code == 3
     assert facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
 
 
@@ -122,7 +102,7 @@ def test_a_merge_shows_what_main_will_change_by_and_writes_nothing(work: Work) -
     work.commit({**RAISED, "userdata/web.j2": "#cloud-config\n# main's\n" + long["userdata/web.j2"].partition("\n")[2]})
     before = sorted(path for path in (work.path / ".git").rglob("*") if path.is_file())
     found = facts("main..topic", "--merge")
-    assert "fra1-db01" not in {each["server"] for each in found["servers"]}  # type: ignore[attr-defined]
+    assert "fra1-db01" not in {each["server"] for each in found["servers"]}
     shown = json.dumps(found["groups"])
     assert "+# the branch's" in shown
     assert "main's" not in shown.replace(" # main's", "")
@@ -134,8 +114,7 @@ def test_branches_that_do_not_merge_are_invalid_at_the_file_that_clashes(work: W
     work.git("checkout", "--quiet", "main")
     work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
     done = diff("main..topic", "--merge")
-    assert done.exit_code == 3
-    assert "stream.yaml:1:1: GB5008:" in click.unstyle(done.output)
+    assert (done.code, "stream.yaml:1:1: GB5008:" in done.out) == (3, True), done
 
 
 def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work: Work, tmp_path: Path) -> None:
@@ -146,14 +125,13 @@ def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_bare(work:
     work.commit({f"fleets/{path}": text for path, text in ONE.items()})
     assert changed("HEAD^..HEAD", "fleets") == ["fra1-web01"]
     assert changed("HEAD^..HEAD", "fleets", "--merge") == ["fra1-web01"]
-    bare = work.bare(tmp_path / "bare.git")
-    assert diff("main..main", str(bare)).exit_code == 0
+    assert diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
 
 
 def test_a_linked_work_tree_has_its_objects_elsewhere(work: Work, tmp_path: Path) -> None:
     work.commit(ONE)
     work.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), "topic")
-    assert changed("main..HEAD", str(tmp_path / "linked"), "--merge") == ["fra1-web01"]
+    assert changed("main..HEAD", tmp_path / "linked", "--merge") == ["fra1-web01"]
 
 
 def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None:
@@ -162,8 +140,8 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
     work.commit({"notes.txt": "topic", **{f"fleets/{path}": text for path, text in BUMP.items()}})
     work.git("checkout", "--quiet", "main")
     work.commit({"notes.txt": "main"})
-    assert diff("main..topic", "--merge").exit_code == 3
-    assert diff("main..topic", "fleets", "--merge").exit_code == 4
+    assert diff("main..topic", "--merge").code == 3
+    assert diff("main..topic", "fleets", "--merge").code == 4
 
 
 @pytest.mark.parametrize(
@@ -181,8 +159,7 @@ def test_what_clashes_beside_the_fleet_is_not_the_fleets_own(work: Work) -> None
 )
 def test_what_is_no_range_is_wrong_usage(work: Work, arguments: tuple[str, ...], told: str) -> None:
     done = diff(*arguments)
-    assert done.exit_code == 64
-    assert told in done.output
+    assert (done.code, told in done.err) == (64, True), done
 
 
 def test_a_shallow_clone_is_told_to_fetch_more(work: Work, tmp_path: Path) -> None:
@@ -190,52 +167,51 @@ def test_a_shallow_clone_is_told_to_fetch_more(work: Work, tmp_path: Path) -> No
     clone = tmp_path / "shallow"
     url = f"file://{work.path}"
     subprocess.run(["git", "clone", "-q", "--depth=1", "-b", "topic", url, str(clone)], check=True)
-    done = diff("HEAD^..HEAD", str(clone))
-    assert done.exit_code == 64
-    assert "shallow: fetch more" in done.output
+    done = diff("HEAD^..HEAD", clone)
+    assert (done.code, "shallow: fetch more" in done.err) == (64, True), done
 
 
 # Exit codes and acknowledgements
 
 
 def test_the_exit_code_says_what_a_script_has_to_know(work: Work) -> None:
-    assert diff("main..topic", "--detailed-exitcode").exit_code == 0
+    assert diff("main..topic", "--detailed-exitcode").code == 0
     work.commit({"servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 0")})
-    assert diff("main..topic").exit_code == 0
-    assert diff("main..topic", "--detailed-exitcode").exit_code == 2
+    assert diff("main..topic").code == 0
+    assert diff("main..topic", "--detailed-exitcode").code == 2
     work.commit(BUMP)
-    assert diff("main..topic", "--detailed-exitcode").exit_code == 4
+    assert diff("main..topic", "--detailed-exitcode").code == 4
     work.commit({"stream.yaml": "a: [\n"})
-    assert diff("main..topic", "--detailed-exitcode").exit_code == 3
+    assert diff("main..topic", "--detailed-exitcode").code == 3
 
 
 def acknowledged(work: Work) -> str:
-    lines = [each["acknowledgement"] for each in facts("main..topic")["trips"]]  # type: ignore[attr-defined]
+    lines = [each["acknowledgement"] for each in facts("main..topic")["trips"]]
     return "\n".join(dict.fromkeys(lines))
 
 
 def test_an_acknowledgement_lasts_through_a_squash_and_a_rebase_and_not_through_another_change(work: Work) -> None:
     work.commit(RAISED, "Reinstall db01")
     work.commit(BUMP, "Bump")
-    assert diff("main..topic").exit_code == 4
+    assert diff("main..topic").code == 4
     work.commit(message=f"Accept it\n\n{acknowledged(work)}")
-    assert diff("main..topic").exit_code == 0
+    assert diff("main..topic").code == 0
 
     work.git("checkout", "--quiet", "-b", "squashed", "main")
     work.git("merge", "--quiet", "--squash", "topic")
     work.git("commit", "--quiet", "--no-edit")
-    assert diff("main..squashed").exit_code == 0
+    assert diff("main..squashed").code == 0
 
     work.git("checkout", "--quiet", "main")
     work.commit(OTHER, "Something else")
     work.git("rebase", "--quiet", "main", "topic")
-    assert diff("main..topic").exit_code == 0
-    assert diff("main..topic", "--merge").exit_code == 0
+    assert diff("main..topic").code == 0
+    assert diff("main..topic", "--merge").code == 0
 
     work.commit({"policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}, "One more")
     done = diff("main..topic")
-    assert done.exit_code == 4
-    assert "it acknowledges other changes than these" in done.output.replace("\n    ", " ")
+    assert done.code == 4
+    assert "it acknowledges other changes than these" in done.out.replace("\n    ", " ")
 
 
 # Formats
@@ -256,7 +232,7 @@ def test_several_formats_are_written_at_once(work: Work) -> None:
         "-o",
         "json=d.json",
     )
-    assert done.exit_code == 4
+    assert done.code == 4
     assert Path("c.md").read_text().startswith("<!-- gitboot diff -->\n")
     digest = json.loads(Path("d.json").read_text())["digest"]
     (run,) = json.loads(Path("s.json").read_text())["runs"]
@@ -265,7 +241,7 @@ def test_several_formats_are_written_at_once(work: Work) -> None:
     assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("stream.yaml", 4)
     assert f"Gitboot-Ack: {digest} maxUpdatePercent" in json.dumps(held)
     assert fromstring(Path("j.xml").read_text()).get("failures") == str(len(held))
-    assert done.output.splitlines()[0].startswith("::error file=stream.yaml,line=4,col=17,title=GB6001::")
+    assert done.out.splitlines()[0].startswith("::error file=stream.yaml,line=4,col=17,title=GB6001::")
 
 
 # Several merges in one range
@@ -275,12 +251,10 @@ AGAIN = {"servers/fra1-db02.yaml": server("fra1-db02", "site: fra1, role: db", "
 
 
 def lines(*arguments: str) -> list[str]:
-    """The lines that a review tells to copy."""
-    return [word.strip() for word in diff(*arguments).output.splitlines() if word.startswith("    Gitboot-Ack:")]
+    return [word.strip() for word in diff(*arguments).out.splitlines() if word.startswith("    Gitboot-Ack:")]
 
 
 def merged(work: Work, files: dict[str, str], *acks: str) -> None:
-    """A branch is merged into main, as a forge does it."""
     work.git("checkout", "--quiet", "-B", "topic", "main")
     work.commit(files, "\n".join(["Bump", "", *acks]))
     work.git("checkout", "--quiet", "main")
@@ -291,18 +265,16 @@ def test_e19_what_is_held_of_several_merges_is_told_for_each(work: Work) -> None
     work.git("branch", "--force", "accepted", "main")
     merged(work, RAISED)
     merged(work, AGAIN)
-    done = diff("accepted..main", "--each-merge")
-    assert done.exit_code == 4
+    assert diff("accepted..main", "--each-merge").code == 4
     steps = facts("accepted..main", "--each-merge")["steps"]
-    assert isinstance(steps, list)
     assert [each["commit"] for each in steps] == work.git(
         "rev-list", "--first-parent", "--reverse", "accepted..main"
     ).split()
     each = [line for step in steps for line in step["acknowledgements"]]
     assert [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")[1:]] == each
-    assert "each commit by itself" in diff("accepted..main", "--each-merge", "-o", "markdown").output
+    assert "each commit by itself" in diff("accepted..main", "--each-merge", "-o", "markdown").out
     work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *each]))
-    assert diff("accepted..main", "--each-merge").exit_code == 0
+    assert diff("accepted..main", "--each-merge").code == 0
 
 
 def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before(work: Work) -> None:
@@ -312,20 +284,18 @@ def test_e19_a_merge_that_an_instance_would_hold_is_not_hidden_by_the_one_before
     work.git("branch", "--force", "accepted", "main")
     merged(work, {path: before.replace("spec: {", "spec: {lifecycle: Parked, ")})
     merged(work, {path: before})
-    assert diff("accepted..main").exit_code == 0
-    assert diff("accepted..main", "--each-merge").exit_code == 4
+    assert diff("accepted..main").code == 0
+    assert diff("accepted..main", "--each-merge").code == 4
     acks = [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")]
     work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *acks]))
-    assert diff("accepted..main", "--each-merge").exit_code == 0
+    assert diff("accepted..main", "--each-merge").code == 0
 
 
 def test_a_commit_in_between_that_is_invalid_is_no_step(work: Work) -> None:
     work.git("branch", "--force", "accepted", "main")
     work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})
     work.commit({**RAISED, **AGAIN})
-    steps = facts("accepted..topic", "--each-merge")["steps"]
-    assert isinstance(steps, list)
-    (step,) = steps
+    (step,) = facts("accepted..topic", "--each-merge")["steps"]
     assert step["commit"] == work.git("rev-parse", "HEAD").strip()
 
 
@@ -337,17 +307,11 @@ def test_a_branch_is_judged_as_a_whole_however_it_will_be_merged(work: Work) -> 
     work.commit(AGAIN)
     (second,) = lines(f"{before}..topic")
     work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{second}")
-    assert diff("main..topic", "--each-merge").exit_code == 0
-    assert diff("main..topic").exit_code == 4  # a merge or a squash makes one step of it
+    assert diff("main..topic", "--each-merge").code == 0
+    assert diff("main..topic").code == 4  # a merge or a squash makes one step of it
 
 
 # Whose word counts
-
-
-def items(name: str, *arguments: str) -> list[dict[str, Any]]:
-    found = facts(*arguments)[name]
-    assert isinstance(found, list)
-    return found
 
 
 @pytest.fixture
@@ -366,19 +330,17 @@ def test_who_has_signed_is_named_and_who_has_not_makes_it_invalid(
 ) -> None:
     commit = people["ada"].commit(work, ONE)
     done = diff("main..topic", "--verify=range", trust)
-    assert done.exit_code == 0
-    assert f"{commit[:12]} is signed by ada@example.net (SHA256:" in done.output
-    (signer,) = items("signers", "main..topic", "--verify=range", trust)
+    assert (done.code, f"{commit[:12]} is signed by ada@example.net (SHA256:" in done.out) == (0, True), done
+    (signer,) = facts("main..topic", "--verify=range", trust)["signers"]
     assert (signer["commit"], signer["person"], signer["forge"]) == (commit, "ada@example.net", False)
-    assert "ada@example.net (SHA256:" in diff("main..topic", "--verify=head", trust, "-o", "markdown").output
+    assert "ada@example.net (SHA256:" in diff("main..topic", "--verify=head", trust, "-o", "markdown").out
     bad = people["eve"].commit(work, OTHER)
     newest = people["ada"].commit(work, BUMP)
     done = diff("main..topic", "--verify=range", trust)
-    assert done.exit_code == 3
-    assert f"GB5020: {bad[:12]} is signed by the key" in done.output
-    assert diff("main..topic", "--verify=head", trust).exit_code == 4
-    assert newest[:12] in diff("main..topic", "--verify=head", trust).output
-    assert diff("main..topic", "--merge", "--verify=range", trust).exit_code == 4  # nobody has made the merge yet
+    assert (done.code, f"GB5020: {bad[:12]} is signed by the key" in done.out) == (3, True), done
+    assert diff("main..topic", "--verify=head", trust).code == 4
+    assert newest[:12] in diff("main..topic", "--verify=head", trust).out
+    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # nobody has made the merge yet
 
 
 def test_t9_the_verdict_names_who_acknowledged(work: Work, people: dict[str, Person], trust: str) -> None:
@@ -386,13 +348,13 @@ def test_t9_the_verdict_names_who_acknowledged(work: Work, people: dict[str, Per
     (line,) = lines("main..topic")
     work.commit(message=f"Fine\n\n{line}")
     done = diff("main..topic")
-    assert done.exit_code == 0
-    assert "by Ada Lovelace <ada@example.net>, committed by Merge Bot <bot@example.net>" in done.output
-    (trip,) = items("trips", "main..topic")
+    assert done.code == 0
+    assert "by Ada Lovelace <ada@example.net>, committed by Merge Bot <bot@example.net>" in done.out
+    (trip,) = facts("main..topic")["trips"]
     assert trip["by"].endswith("not signed by a trusted key")
-    assert "ada@example.net (SHA256:" not in diff("main..topic", trust).output
+    assert "ada@example.net (SHA256:" not in diff("main..topic", trust).out
     people["ada"].commit(work, message=f"Fine\n\n{line}")
-    assert "by `ada@example.net (SHA256:" in diff("main..topic", trust, "-o", "markdown").output
+    assert "by `ada@example.net (SHA256:" in diff("main..topic", trust, "-o", "markdown").out
 
 
 @pytest.mark.parametrize("each", [(), ("--each-merge",)])
@@ -404,13 +366,13 @@ def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallation
     work.commit(message=f"Fine\n\n{line}")
     signed, approved = ("--reinstalls-need=signed", trust, *each), ("--reinstalls-need=approve", *each)
     done = diff("main..topic", *signed)
-    assert done.exit_code == 4
-    assert "not heeded" in done.output and "is not signed by a listed key" in done.output
+    assert done.code == 4
+    assert "not heeded" in done.out and "is not signed by a listed key" in done.out
     people["ada"].commit(work, message=f"Fine\n\n{line}")
-    assert diff("main..topic", *signed).exit_code == 0
+    assert diff("main..topic", *signed).code == 0
     done = diff("main..topic", *approved)
-    assert (done.exit_code, "gitboot approve alone" in done.output) == (4, True)
-    assert "\n    Gitboot-Ack:" not in done.output
+    assert (done.code, "gitboot approve alone" in done.out) == (4, True)
+    assert "\n    Gitboot-Ack:" not in done.out
 
 
 @pytest.mark.parametrize(
@@ -425,4 +387,4 @@ def test_t9_an_instance_may_demand_a_signature_or_an_approval_for_reinstallation
 )
 def test_what_cannot_be_meant_of_keys_is_told(work: Work, arguments: list[str], why: str) -> None:
     done = diff("main..topic", *arguments)
-    assert (done.exit_code, why in done.output) == (64, True)
+    assert (done.code, why in done.err) == (64, True)

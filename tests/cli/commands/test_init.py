@@ -1,26 +1,49 @@
-"""`gitboot init`: what it writes is a valid fleet that editors and CI can check; and shell completion."""
+"""`gitboot init`: what it writes is a valid fleet; and the CI of fleets, on a repository with a base and a branch."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib.metadata import PathDistribution
 from pathlib import Path
+from socket import socket
+from typing import Any
 
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, THIS_VERSION, ci_path, requirement, requirement_of, seed
+from gitboot import __version__
+from gitboot.cli.commands.init import CI, PACKAGES, THIS_VERSION, ci_path, requirement, requirement_of, seed
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.model.fleet import Evidence
 from gitboot.problems import Code, Severity
+from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.fleet_decisions import decide
-from tests.helpers.fleets import at
-from tests.helpers.git_repositories import Work
+from gitboot.resolve.provisioning_record import exported
+from tests.helpers.fleets import at, server
+from tests.helpers.forges import (
+    HARMLESS,
+    INVALID,
+    JOBS,
+    PIPELINE,
+    CommentHost,
+    Fleet,
+    fill_hashes,
+    fresh,
+    on_github,
+    on_gitlab,
+    programs_of,
+    shell,
+)
+from tests.helpers.git_repositories import Minisign, Work
 
 ROOT = Path(__file__).parents[3]
 
@@ -252,3 +275,390 @@ def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.Captur
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd ")]
     done = subprocess.run(["sh", "-c", f"{line} && cat fleet.yaml"], capture_output=True, text=True, check=False)
     assert "kind: Fleet" in done.stdout
+
+
+REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs as a job has them: gitboot begins anew each time, and imports nothing from where it is called."""
+    command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
+    return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
+
+
+# What a pull request gets
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    (comment,) = host.comments
+    assert comment["body"].startswith("<!-- gitboot diff -->")
+    assert "1 server" in comment["body"] and "debug" in comment["body"]
+    assert host.tokens in ({"Bearer secret"}, {"secret"})
+    assert (ran.kept / ("review.md" if job is on_github else f"{PIPELINE}.md")).read_text() == comment["body"]
+    if job is on_github:  # which shows the comment as the summary, too
+        assert (fleet.job.parent / "summary.md").read_text() == comment["body"]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_second_push_changes_the_comment_and_nobody_elses(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    host.comments += [{"id": number, "body": "LGTM"} for number in range(120)]  # more than a page
+    for argument in ("debug", "verbose"):
+        fleet.change(HARMLESS if argument == "debug" else {"servers/web01.yaml": ("[debug]", "[verbose]")})
+        assert job(fleet, host, programs).failed == {}
+    assert {comment["body"] for comment in host.comments[:120]} == {"LGTM"}
+    (comment,) = host.comments[120:]
+    assert "verbose" in comment["body"] and "debug" not in comment["body"].replace("gitboot diff", "")
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(REINSTALLS)
+    ran = job(fleet, host, programs)
+    assert ran.failed == {step: 4}
+    acknowledgements = re.findall(r"Gitboot-Ack: \S+ \w+", host.comments[0]["body"])
+    assert acknowledgements and acknowledgements[0] in ran.out
+    fleet.work.git("commit", "--quiet", "--amend", f"--message=Reinstall web01\n\n{acknowledgements[0]}")
+    assert job(fleet, host, programs).failed == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [pytest.param(on_github, ("Validate", "Diff"), id="GitHub"), pytest.param(on_gitlab, ("script",), id="GitLab")],
+)
+def test_what_is_invalid_fails_at_its_line(
+    job: Any, steps: tuple[str, ...], fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(INVALID)
+    ran = job(fleet, host, programs)
+    assert ran.failed == dict.fromkeys(steps, 3)
+    assert re.search(r"^servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
+    (comment,) = host.comments
+    assert "invalid: 1 error" in comment["body"] and "GB1022" in comment["body"]
+    if job is on_github:
+        assert re.search(r"^::error file=servers/web01\.yaml,line=\d+,col=3,title=GB1022::", ran.out, re.MULTILINE)
+        assert '"GB1022"' in (ran.kept / "problems.sarif").read_text()
+    else:
+        assert 'classname="GB1022"' in (ran.kept / f"{PIPELINE}.xml").read_text()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    fleet.work.git("switch", "--quiet", "main")
+    fleet.work.commit({"servers/web02.yaml": server("web02", "role: web")}, "Meanwhile")
+    fleet.work.git("switch", "--quiet", "change")
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    assert "1 server changed · 0 added · 0 removed · 1 unchanged" in host.comments[0]["body"]
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "output" / "ops").mkdir(parents=True)
+    stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
+    (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(stamp=stamp, nodes={}, shared=None)))
+    fleet.work.git("switch", "--quiet", "main")
+    fleet.change(REINSTALLS, "Reinstall web01")  # merged, and nobody has acknowledged it
+    waiting = fleet.work.head
+    fleet.work.git("switch", "--quiet", "change")
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs).failed == {}
+    accepted = str(tmp_path / "output")
+    ran = job(fleet, host, programs, accepted=accepted)
+    assert ran.failed == {step: 4}
+    (line,) = re.findall(rf"Gitboot-Ack: [0-9a-f]{{64}} maxReinstalls(?=  # {waiting[:12]})", ran.out)
+    fleet.work.git("commit", "--quiet", "--amend", f"--message=Change\n\n{line}")
+    assert job(fleet, host, programs, accepted=accepted).failed == {}
+
+
+@pytest.mark.parametrize(("job", "step"), [(on_github, "Signatures"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "vendor.pub").write_bytes(Minisign(tmp_path, "vendor").public.read_bytes())
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs, keys=str(keys)).failed == {}  # the images are those that were there
+    path = "images/memtest86plus-7.20.yaml"
+    fleet.change({path: ("kind: BootImage", "kind: BootImage  # anew")})
+    assert job(fleet, host, programs, keys=str(keys)).failed == {}
+    fleet.change({path: ("version: ", "version: 1")})
+    ran = job(fleet, host, programs, keys=str(keys))
+    assert ran.failed[step] == 3, ran.out
+    assert "GB4006" in ran.out
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_an_endpoint_that_does_not_answer_is_no_reason_to_pass(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    fleet.change(HARMLESS)
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        ran = job(fleet, host, programs, accepted=f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert list(ran.failed.values()) == [6, 64]
+    assert "Connection refused" in ran.out
+    (comment,) = host.comments
+    assert "the review failed" in comment["body"]
+
+
+def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
+    fleet.change(HARMLESS)
+    assert (on_gitlab(fleet, host, programs, GITBOOT_TOKEN="").failed, host.comments) == ({}, [])
+    assert yaml.safe_load(seed(CI[1]))["gitboot:note"]["rules"][0]["if"].endswith("&& $GITBOOT_TOKEN")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_each_fleet_of_a_repository_has_a_comment_of_its_own(
+    job: Any, tmp_path: Path, host: CommentHost, programs: Path
+) -> None:
+    fleet = Fleet(tmp_path, "infra/boot")
+    fleet.work.git("switch", "--quiet", "main")
+    cli.main(["init", str(fleet.work.path), "--subpath", "other"], prog_name="gitboot", standalone_mode=False)
+    fill_hashes(fleet.work.path / "other" / PACKAGES)
+    fleet.work.commit(message="Another fleet")
+    fleet.work.git("branch", "--quiet", "--force", "change")
+    fleet.work.git("switch", "--quiet", "change")
+    fleet.change(HARMLESS)
+    assert job(fleet, host, programs).failed == {}
+    fleet.subpath = "other"
+    ran = job(fleet, host, programs)
+    assert ran.failed == {}, ran.out
+    first, second = (comment["body"] for comment in host.comments)
+    assert first.startswith("<!-- gitboot diff infra/boot -->\n") and "debug" in first
+    assert second.startswith("<!-- gitboot diff other -->\n") and "debug" not in second
+    fleet.subpath = "infra/boot"
+    fleet.change(INVALID)
+    ran = job(fleet, host, programs)
+    assert set(ran.failed.values()) == {3}
+    assert re.search(r"^infra/boot/servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
+
+
+# Rollouts
+
+STABLE = """\
+apiVersion: gitboot.dev/v1alpha1
+kind: ImageStream
+metadata: {name: stable}
+spec:
+  current: flatcar-4459.2.4
+  rollout: {image: flatcar-4459.2.4, percent: 0}  # by the bot
+"""
+
+
+def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) -> Iterator[tuple[int, str]]:
+    """The first job, then the second in a fresh folder, with what the first has left."""
+    temporary = fresh(fleet.job.parent / "temporary")
+    environment = {**environment, "RUNNER_TEMP": str(temporary), "CI_COMMIT_SHA": fleet.work.git("rev-parse", "main")}
+    fleet.begin_job()
+    if on_github:
+        jobs = yaml.safe_load((fleet.work.path / CI[3]).read_text())["jobs"]
+        first, second = ([each["run"] for each in jobs[name]["steps"] if "run" in each] for name in jobs)
+        scripts = ["\n".join(each for each in first if "pip" not in each), *second]
+        fleet.checkout(merged=True)
+        bundle = temporary / "gitboot" / "rollout.bundle"
+    else:
+        jobs = yaml.safe_load((fleet.work.path / CI[1]).read_text())
+        scripts = ["\n".join(jobs[name]["script"]) for name in ("gitboot:rollout", "gitboot:propose")]
+        bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
+    yield shell(fleet.job, scripts[0], environment)
+    kept = bundle.read_bytes() if bundle.exists() else None
+    if kept is not None:
+        fleet.begin_job()
+        if on_github:
+            fleet.checkout(merged=True)
+        fresh(bundle.parent)
+        bundle.write_bytes(kept)
+        yield shell(fleet.job, scripts[1], environment)
+
+
+@pytest.mark.parametrize("on_github", [True, False], ids=["GitHub", "GitLab"])
+def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
+    on_github: bool, fleet: Fleet, programs: Path, tmp_path: Path
+) -> None:
+    fleet.work.git("switch", "--quiet", "main")
+    applied = fleet.work.commit({"streams/stable.yaml": STABLE}, "Roll out")
+    fleet.work.git("branch", "--force", "change")
+    ops = tmp_path / "output" / "ops"
+    ops.mkdir(parents=True)
+    status = {"applied": {"commit": "f" * 40}, "at": datetime.now(UTC).isoformat(), "conditions": []}
+    (ops / "status.json").write_text(json.dumps(status))
+    (ops / "records").mkdir()
+    (ops / "records" / "00.json").write_bytes(exported({}))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "gh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')  # what GitHub's runners have
+    (tools / "gh").chmod(0o755)
+    fleet.work.git("--git-dir", str(fleet.remote), "config", "receive.advertisePushOptions", "true")
+    environment = {
+        "PATH": f"{programs}:{tools}:{os.environ['PATH']}",
+        "STREAM": "stable",
+        "GITBOOT_ROLLOUT": "stable",
+        "RECORDS": str(tmp_path / "output"),
+        "GITBOOT_ACCEPTED": str(tmp_path / "output"),
+        "STEPS": "1,100",
+        "AFTER": "95%",
+        "GITHUB_OUTPUT": str(tmp_path / "outputs"),
+        "BRANCH": "gitboot/rollout-stable-1",
+        **dict(
+            zip(("CI_SERVER_PROTOCOL", "CI_SERVER_HOST", "CI_SERVER_PORT"), ("https", "x.test", "443"), strict=True)
+        ),
+        "CI_PROJECT_PATH": "acme/fleet",
+        "CI_PIPELINE_ID": PIPELINE,
+        "CI_REPOSITORY_URL": str(fleet.remote),
+        "GITBOOT_TOKEN": "secret",
+        "CI_DEFAULT_BRANCH": "main",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{fleet.remote}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://gitboot:secret@x.test:443/acme/fleet.git",
+    }
+    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    assert (code, "f" * 12 in told) == (64, True), told  # a commit that nobody here knows
+    (ops / "status.json").write_text(json.dumps({**status, "applied": {"commit": applied}}))
+    ran = list(rollout_jobs(fleet, environment, on_github=on_github))
+    assert [code for code, _ in ran] == [0, 0], ran
+    branch = "gitboot/rollout-stable-1"
+    assert fleet.work.git("--git-dir", str(fleet.remote), "log", "-1", "--format=%P %s", branch) == (
+        f"{applied} Roll flatcar-4459.2.4 out to 1 % of stable"
+    )
+    if on_github:
+        assert (tmp_path / "outputs").read_text() == f"branch={branch}\n"
+        assert (tmp_path / "asked").read_text() == f"pr create --head {branch} --fill\n"
+    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    assert (code, "already" in told) == (0, True)  # it is proposed
+
+
+def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
+    jobs = yaml.safe_load(seed(CI[3]))["jobs"]
+    (checkout,) = (each for each in jobs["advance"]["steps"] if "actions/checkout" in str(each.get("uses")))
+    assert (jobs["advance"]["permissions"], checkout["with"]["persist-credentials"]) == ({"contents": "read"}, False)
+    assert "token" not in str(jobs["advance"]).lower()
+    assert not any("pip" in str(step) or "gitboot rollout" in str(step) for step in jobs["propose"]["steps"])
+    of_gitlab = yaml.safe_load(seed(CI[1]))
+    assert "unset GITBOOT_TOKEN" in of_gitlab["gitboot:rollout"]["before_script"]
+    assert "pip" not in str(of_gitlab["gitboot:propose"])
+
+
+# Whose code has the token
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_t13_nothing_of_the_branch_runs_where_the_token_is(
+    job: Any, fleet: Fleet, host: CommentHost, installed: Path, tmp_path: Path
+) -> None:
+    """The branch brings programs under every name that a job might call by its folder, and modules to be imported."""
+    found = tmp_path / "found"
+    spy = f"import os\nopen({str(found)!r}, 'a').write(repr(dict(os.environ)))\n"
+    names = ("comment", "sitecustomize", "usercustomize", "gitboot", "json", "ssl", "click", "yaml", "jinja2")
+    for name in names:
+        for folder in ("", ".gitboot/"):
+            path = fleet.work.path / f"{folder}{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(spy)
+    for name in ("gitboot", "python", "pip", "git", "conftest.py"):
+        path = fleet.work.path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\nenv >> {found}\n")
+        path.chmod(0o755)
+    fleet.change(HARMLESS)
+    ran = job(fleet, host, installed)
+    assert (ran.failed, len(host.comments)) == ({}, 1), ran.out
+    assert not found.exists()
+
+
+def test_t13_only_the_job_without_the_branch_may_write() -> None:
+    workflow = yaml.safe_load(seed(CI[0]))
+    review, comment = workflow["jobs"]["review"], workflow["jobs"]["comment"]
+    assert (workflow["permissions"], review["permissions"]) == ({}, {"contents": "read"})
+    assert not any("token" in str(step).lower() for step in review["steps"])
+    (checkout,) = (step for step in review["steps"] if "actions/checkout" in str(step.get("uses")))
+    assert checkout["with"]["persist-credentials"] is False
+    (checkout,) = (step for step in comment["steps"] if "actions/checkout" in str(step.get("uses")))
+    assert (checkout["with"]["ref"], checkout["with"]["sparse-checkout"], checkout["with"]["persist-credentials"]) == (
+        "${{ github.event.repository.default_branch }}",
+        PACKAGES,
+        False,
+    )
+    assert comment["permissions"]["contents"] == "read"
+    jobs = yaml.safe_load(seed(CI[1]))
+    assert jobs["gitboot"]["before_script"][0] == "unset GITBOOT_TOKEN"
+    assert {job["variables"]["GIT_STRATEGY"] for job in jobs.values() if "script" in job} == {"empty"}
+
+
+def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
+    ran = on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
+    assert ran.failed == {}, ran.out
+    assert [path.name for path in ran.kept.iterdir()] == [f"{PIPELINE}.xml"]
+
+
+# pre-commit
+
+
+@pytest.mark.parametrize("path", [".pre-commit-hooks.yaml", "example-repo/.pre-commit-config.yaml"])
+def test_the_hook_keeps_an_invalid_commit_from_being_made(path: str, fleet: Fleet, programs: Path) -> None:
+    read = yaml.safe_load((ROOT / path).read_text())
+    (hook,) = read if isinstance(read, list) else read["repos"][0]["hooks"]
+    assert (hook["id"], hook["pass_filenames"], hook["always_run"]) == ("gitboot-validate", False, True)
+    git_hook = fleet.work.path / ".git" / "hooks" / "pre-commit"
+    git_hook.parent.mkdir(exist_ok=True)
+    git_hook.write_text(f"#!/bin/sh\nPATH={programs}:$PATH exec {hook['entry']}\n")
+    git_hook.chmod(0o755)
+    before = fleet.work.head
+    fleet.edit(INVALID)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        fleet.work.git("commit", "--quiet", "--all", "--message=Change")
+    assert "GB1022" in refused.value.stdout + refused.value.stderr
+    assert fleet.work.head == before
+    fleet.edit({"servers/web01.yaml": ("kernelArgument:", "kernelArguments:")})
+    fleet.work.git("commit", "--quiet", "--all", "--message=Change")
+    assert fleet.work.head != before
+
+
+# What is written
+
+
+@pytest.mark.parametrize("path", CI)
+def test_the_example_has_the_same_ci(path: str) -> None:
+    assert (ROOT / "example-repo" / path).read_text() == seed(path)
+
+
+@pytest.mark.parametrize("path", CI[:2])
+def test_ci_installs_the_gitboot_that_wrote_it(path: str) -> None:
+    text = (ROOT / "example-repo" / path).read_text()
+    assert f'GITBOOT: "gitboot=={__version__}" ' in text
+    assert 'pip install --quiet "$GITBOOT"' in text
+
+
+@pytest.mark.parametrize(("schema", "path"), [("github-workflows", CI[0]), ("gitlab-ci", CI[1])])
+def test_it_is_what_the_host_reads(schema: str, path: str) -> None:
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    checked = subprocess.run([*check, str(ROOT / "example-repo" / path)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
+    jobs = yaml.safe_load(seed(CI[0]))["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert [step.get("name") for step in steps] == [
+        *("Folder", "Install", "Validate", "Signatures", "Diff", "Summary"),
+        *("Install", "Comment"),
+    ]
+    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program of its own
+
+
+def test_dot_files_are_no_part_of_a_fleet() -> None:
+    snapshot = open_snapshot(ROOT / "example-repo", None)
+    assert {".gitlab-ci.yml", ".pre-commit-config.yaml"} <= set(snapshot.blobs)
+    assert not any(origin.path.startswith(".") for origin in load(snapshot).origins.values())

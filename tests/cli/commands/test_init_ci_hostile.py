@@ -54,7 +54,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def link(fleet: Fleet, target: Path, *names: str) -> None:
-    """Let the branch have symlinks to a file of the runner."""
     for name in names:
         path = fleet.work.path / name
         path.unlink(missing_ok=True)
@@ -97,8 +96,7 @@ def test_finding_s2_a_review_that_the_branch_brings_is_not_posted(
         for name in (*WRITTEN, f"{PIPELINE}.md"):
             (fleet.work.path / folder / name).write_text(planted)
     fleet.change(INVALID)
-    ran = job(fleet, host, programs)
-    assert ran.failed
+    assert job(fleet, host, programs).failed
     (comment,) = host.comments
     assert "planted" not in comment["body"] and "invalid: 1 error" in comment["body"]
 
@@ -154,8 +152,7 @@ def test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(HARMLESS)
-    ran = job(fleet, host, programs, head="f" * 40)
-    assert (ran.failed, host.comments) == ({}, [])
+    assert (job(fleet, host, programs, head="f" * 40).failed, host.comments) == ({}, [])
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -253,7 +250,6 @@ def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
 
 
 def wheel(folder: Path, text: str) -> Path:
-    """A wheel of gitboot that needs nothing."""
     folder.mkdir(exist_ok=True)
     path = folder / "gitboot-0.2.0-py3-none-any.whl"
     info = "gitboot-0.2.0.dist-info"
@@ -361,8 +357,7 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
     }
     code, out = shell(fleet.job, script, environment)
     assert code == 1, out
-    pushed = fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}")
-    assert pushed == ""
+    assert fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}") == ""
 
 
 # S14 and S15: names

@@ -1,4 +1,4 @@
-"""What operators say to an instance, and what it says of itself: records, approve, suspend, resume, status, --once."""
+"""What operators say to an instance, and what it says of itself: records, approve, suspend, status, reconcile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+from gitboot.cli.commands.instance_control import outcome_of
 from gitboot.cli.main import Exit
 from gitboot.publish.tree_reader import WORD, read_records
 from gitboot.resolve.provisioning_record import exported
+from gitboot.status.conditions import Condition
+from gitboot.status.instance_status import Held, Status
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.endpoints import get
@@ -42,7 +45,6 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 
 def shown(rack: Rack, *servers: str) -> dict[str, dict[str, Any]]:
-    """`gitboot records show` by server."""
     items = json.loads(rack.said("records", "show", *servers, "-o", "json"))["items"]
     return {item["server"]: item for item in items}
 
@@ -108,8 +110,7 @@ def test_many_records_are_set_by_one_order_that_shows_them_and_asks(rack: Rack) 
     assert (done.code, shown(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "2 servers would be pending: INC-4711" in done.out
-    said = rack.said(*order, "--yes")
-    assert said.endswith("2 records are set (INC-4711)\n")
+    assert rack.said(*order, "--yes").endswith("2 records are set (INC-4711)\n")
     assert [item["step"] for item in shown(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spooling)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
@@ -170,8 +171,10 @@ def test_an_approval_must_be_of_what_is_held_and_by_the_guard_that_holds_it(rack
     digest = hold(rack)
     for other_digest in ("0" * 64, digest[:12]):
         stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
-        assert stale.code == Exit.STALE
-        assert f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err
+        assert (
+            stale.code,
+            f"the commit that is held changes {digest}, not {other_digest}: look at it again" in stale.err,
+        ) == (Exit.STALE, True), stale
     other = rack.typed("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
@@ -232,12 +235,10 @@ def planned_phase(instance: Instance, blade: Blade) -> object:
 
 
 def turned(instance: Instance, blade: Blade, phase: str) -> bool:
-    """Whether a server is in a phase."""
     return planned_phase(instance, blade) == phase
 
 
 def offered(url: str) -> dict[str, Any]:
-    """What an endpoint says of what is stopped."""
     conditions = http_peers.get(f"{url}/api/v1/status").json()["conditions"]
     return next(each for each in conditions if each["type"] == "BootsOffered")
 
@@ -344,8 +345,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
         rack.said("resume")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
-        digest = instance.status()["attempted"]["held"]["digest"]
-        rack.said("approve", digest, *REINSTALL, *REASON)
+        rack.said("approve", instance.status()["attempted"]["held"]["digest"], *REINSTALL, *REASON)
         eventually(lambda: rack.blades["web02"].stands)
         eventually(lambda: condition(instance, "CommitAccepted")["status"])
         assert f"running, process {instance.process.pid}" in rack.said("status")
@@ -477,3 +477,74 @@ def test_what_is_damaged_is_named_by_its_own_path(tmp_path: Path, ended: Rack, c
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")
         assert "restore it from a backup" in done.err
     assert (state / "ledger.sqlite").read_bytes() == b"this is no ledger" * 99
+
+
+TRIGGERED = datetime(2026, 11, 20, 12, 0, 0, 500, tzinfo=UTC)
+BEFORE, AFTER = TRIGGERED.replace(microsecond=499), TRIGGERED.replace(microsecond=501)
+OLD, NEW = "1" * 40, "2" * 40
+HELD = Held(commit=NEW, digest="a" * 64, guards=("maxReinstalls",))  # type: ignore[arg-type]
+
+
+def status(
+    *false: str,
+    attempted: str = NEW,
+    accepted: str = NEW,
+    began: datetime | None = AFTER,
+    held: Held | None = None,
+) -> Mapping[str, Any]:
+    types = ("Accepting", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
+    conditions = (
+        Condition(type=type, status=type not in false, reason="Reason", message=f"about {type}", since=TRIGGERED)
+        for type in types
+    )
+    return Status(
+        conditions=tuple(conditions),
+        attempted=attempted,
+        accepted=accepted,
+        held=held,
+        fetched=NEW,
+        fetch_began=began,
+    ).facts()
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "words"),
+    [
+        (status(), Exit.FINE, "Fetched 222222222222. The commit is accepted"),
+        (status("BmcsReachable"), Exit.FINE, "The commit is accepted"),
+        (status("SourceReady"), Exit.SOURCE, "The fetch failed (Reason): about SourceReady"),
+        (status("SourceReady", attempted=OLD), Exit.SOURCE, "about SourceReady"),
+        (status("CommitAccepted"), Exit.INVALID, "is not accepted (Reason): about CommitAccepted"),
+        (status("CommitAccepted", held=HELD), Exit.HELD, "is not accepted (Reason): about CommitAccepted"),
+        (status("Accepting", attempted=OLD), Exit.SUSPENDED, "is not accepted: about Accepting"),
+        (status("LedgerWritable"), Exit.PARTIAL, "LedgerWritable is false (Reason): about LedgerWritable"),
+        (status("Published"), Exit.PARTIAL, "Published is false"),
+    ],
+)
+def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
+    found: Mapping[str, Any], code: Exit, words: str
+) -> None:
+    outcome = outcome_of(found, TRIGGERED)
+    assert outcome is not None
+    assert (outcome[0], words in outcome[1]) == (code, True), outcome
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {},
+        Status().facts(),
+        status(began=None),
+        status(accepted=OLD),
+        status(began=BEFORE),
+        status("SourceReady", began=BEFORE),
+        status(attempted=OLD),
+        status("CommitAccepted", attempted=OLD),
+    ],
+    ids=[
+        *("nothing yet", "at the start", "no fetch", "a revert that is not judged", "an earlier fetch"),
+        *("failed before", "evaluating", "held before"),
+    ],
+)
+def test_there_is_no_outcome_before_the_commit_of_a_new_fetch_was_evaluated(found: Mapping[str, Any]) -> None:
+    assert outcome_of(found, TRIGGERED) is None

@@ -125,14 +125,12 @@ def test_what_the_disk_refuses_is_read_again(log: Path, spool: Path) -> None:
     for memory in spool.glob("log-*.json"):
         memory.unlink()
     refused = observe(log, "--spool", spool, most_bytes=observed * 2 + 10)
-    assert refused.returncode == 64
-    assert "cannot be written" in refused.stderr
+    assert (refused.returncode, "cannot be written" in refused.stderr) == (64, True), refused
     assert len(take(spool, {}).observations) == 2
     assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["observed"] == 1
 
 
 def take_line(spool: Path, log: Path) -> bytes:
-    """One observation as it is spooled."""
     observe(log, "--spool", spool)
     return next(spool.glob("*.jsonl")).read_bytes().splitlines(keepends=True)[0]
 

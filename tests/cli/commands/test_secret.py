@@ -19,12 +19,10 @@ def run(*arguments: str | Path, given: str | None = None) -> Result:
 
 
 def fails(*arguments: str | Path) -> str:
-    """What a command that is refused says."""
     return str(run(*arguments).exception)
 
 
 def written(folder: Path, key: Path) -> Path:
-    """A fleet whose secrets are encrypted to a key."""
     (folder / "s").mkdir(parents=True)
     (folder / "fleet.yaml").write_text("---\n".join(documents()))
     (folder / "t").write_text(IGNITION)

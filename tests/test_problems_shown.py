@@ -1,27 +1,57 @@
-"""Which problems of a commit hold at an instant, and how many of them are shown."""
+"""Which problems of a commit hold at an instant, and that the first ones are shown, with how many more there are."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-import pytest
-
 from gitboot.errors import InvalidRepository
-from gitboot.problems import Code, DatedProblem, Problem, Severity, holding, longest, next_change
+from gitboot.problems import Code, DatedProblem, Problem, Severity, first, holding, longest, next_change
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
 NOON = at("20T12:00")
 SECOND = timedelta(seconds=1)
 
 
-def dated(
-    since: datetime | None, until: datetime | None, line: int = 1, severity: Severity = Severity.ERROR
-) -> DatedProblem:
-    problem = Problem(path="a.yaml", line=line, column=1, code="GB2012", message=f"no. {line}", severity=severity)
-    return DatedProblem(problem=problem, since=since, until=until)
+def problem(line: int, path: str = "a.yaml", severity: Severity = Severity.ERROR) -> Problem:
+    return Problem(path=path, line=line, column=1, code="GB2012", message=f"no. {line}", severity=severity)
 
 
-@pytest.mark.parametrize(
+def dated(since: datetime | None, until: datetime | None, line: int = 1, **more: Severity) -> DatedProblem:
+    return DatedProblem(problem=problem(line, **more), since=since, until=until)
+
+
+@for_each(
+    ("given", "more", "last"),
+    [
+        (0, 0, []),
+        (100, 0, []),
+        (101, 0, [(101, "GB1015", "1 more problem from here on is not shown")]),
+        (102, 0, [(101, "GB1015", "2 more problems from here on are not shown")]),
+        (101, 49_899, [(101, "GB1015", "49,900 more problems from here on are not shown")]),
+        (3, 2, [(3, "GB1015", "2 more problems from here on are not shown")]),
+    ],
+)
+def test_a_hundred_problems_of_a_file_are_shown(given: int, more: int, last: list[tuple[int, str, str]]) -> None:
+    """The last one is at the first that is not shown."""
+    shown = first((problem(line) for line in range(given, 0, -1)), {"a.yaml": more})
+    expected = [(line, "GB2012", f"no. {line}") for line in range(1, min(given, 100) + 1)]
+    assert [(each.line, each.code, each.message) for each in shown] == sorted(expected + last)
+    assert [bool(each.hint) for each in shown] == [each.code == "GB1015" for each in shown]
+
+
+def test_each_file_has_a_hundred_of_its_own() -> None:
+    problems = first(problem(line, path) for path in ("b.yaml", "a.yaml") for line in range(1, 201))
+    assert [each.path for each in problems] == ["a.yaml"] * 101 + ["b.yaml"] * 101
+
+
+def test_warnings_hide_no_error() -> None:
+    problems = first([*(problem(line, severity=Severity.WARNING) for line in range(1, 201)), problem(300)])
+    assert problems[-1] == problem(300)
+    assert [each.severity for each in problems] == [Severity.WARNING] * 101 + [Severity.ERROR]
+
+
+@for_each(
     ("since", "until", "before", "there", "after"),
     [
         (NOON, None, False, True, True),  # from an instant on
@@ -56,13 +86,15 @@ def test_an_invalid_commit_has_the_problems_of_the_instant_besides_those_that_st
 
 def test_of_many_problems_of_a_file_those_that_hold_longest_are_shown() -> None:
     many = [dated(None, NOON + line * SECOND, line) for line in range(1, 151)]
-    warnings = [dated(NOON + line * SECOND, None, line, Severity.WARNING) for line in range(1, 3)]
+    warnings = [dated(NOON + line * SECOND, None, line, severity=Severity.WARNING) for line in range(1, 3)]
     shown = longest([*many, *warnings])
     assert [each.problem.line for each in shown if each.problem.severity is Severity.WARNING] == [1, 2]
     errors = [each for each in shown if each.problem.severity is Severity.ERROR]
     assert [each.problem.line for each in errors] == list(range(50, 151))
-    assert errors[0].problem.code == Code.TOO_MANY_PROBLEMS
-    assert errors[0].problem.message.startswith("up to 50 more problems")
+    assert (errors[0].problem.code, errors[0].problem.message[:24]) == (
+        Code.TOO_MANY_PROBLEMS,
+        "up to 50 more problems t",
+    )
     for second in range(150):  # a commit is invalid for as long as any of all its problems holds
         instant = NOON + second * SECOND
         assert bool(holding(many, instant)) == bool(holding(errors, instant))

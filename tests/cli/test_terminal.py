@@ -1,0 +1,249 @@
+"""What operators read: tables, also of a fleet with the longest names, and events while an instance runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import click
+import pytest
+from rich.cells import cell_len
+
+import gitboot.cli.commands
+from gitboot.child_processes import spawn
+from gitboot.cli.main import Exit
+from gitboot.cli.terminal import LogFormat, growing, progress, table, tell
+from gitboot.standard_streams import style
+from gitboot.status.conditions import Event
+from tests.helpers.disks_and_terminals import COLUMNS, shown, terminal
+from tests.helpers.fleets import document, image, policy, profile
+from tests.helpers.instance_with_bmcs import Rack, typed
+
+HEADER = ("SERVER", "SEEN", "RECORDED")
+
+
+def lines(*rows: tuple[str, str, str]) -> list[str]:
+    return click.unstyle(table(HEADER, rows, shortened=(2, 1))).splitlines()
+
+
+def test_a_table_that_fits_is_shown_whole() -> None:
+    assert lines(("web01", "x" * 40, "y" * 50))[1] == f"web01   {'x' * 40}  {'y' * 50}"
+
+
+def test_what_may_be_shortened_is_until_it_fits_the_first_first() -> None:
+    assert lines(("web01", "x" * 60, "y" * 50))[1] == f"web01   {'x' * 60}  {'y' * 29}…"
+
+
+def test_what_is_cut_keeps_its_colour() -> None:
+    shown = table(HEADER, [("web01", style("x" * 99, fg="red"), "y")], shortened=(1,))
+    assert style(f"{'x' * 81}…", fg="red") in shown
+    assert max(map(len, click.unstyle(shown).splitlines())) == 100
+
+
+def test_what_may_not_be_shortened_goes_on_in_the_next_lines_names_at_last() -> None:
+    rows = [("web01", "a long reason " * 8, "y"), ("web02", "none", "z")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(len, shown)) <= 100
+    assert [line.split()[0] for line in shown] == ["SERVER", "web01", "reason", "web02"]
+    assert shown[2].startswith(" " * 8 + "reason") and "a long reason a long" in shown[1]
+    header, first, second = lines(("n" * 120, "x" * 20, "y" * 30))
+    assert (first, second) == (f"{'n' * 84}  xxx…  yyyyyyy…", "n" * 36)
+    assert header.split() == list(HEADER)
+
+
+def test_a_kind_and_its_name_are_folded_between_the_two() -> None:
+    rows = [("web01", f"one {'x' * 30} two", f"BootPolicy/{'control-plane' * 4}")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(len, shown)) <= 100
+    assert shown[1].endswith(" two  BootPolicy/") and shown[2].strip() == "control-plane" * 4
+
+
+def test_what_is_folded_keeps_its_colour() -> None:
+    shown = table(HEADER, [("web01", style("red " * 40, fg="red"), "y")])
+    assert shown.count(style("red " * 19 + "red", fg="red")) == 2
+
+
+def test_wide_letters_count_as_two_and_are_folded_whole() -> None:
+    rows = [("机架" * 5, "日本語" * 20, "e\u0301" * 10), ("web02", "b", "c")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(cell_len, shown)) <= 100
+    assert (
+        "".join(line[10:].split()[0] if at else line.split()[1] for at, line in enumerate(shown[1:3])) == "日本語" * 20
+    )
+    assert [line.rindex("c") for line in shown[-1:]] == [cell_len(shown[1][: shown[1].index("e\u0301")])]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_narrow_terminal_has_narrower_tables(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = table(["SOMETHING"] * 6, [["w" * 63, "两" * 30, "a b c " * 9, "d/e" * 20, "-", "x"]], below=["    where"])
+    assert max(map(cell_len, click.unstyle(long).splitlines())) == columns
+    assert long.endswith("\n    where")
+
+
+def test_what_nobody_gave_a_header_has_none_and_what_is_indented_fits_too() -> None:
+    shown = table(("", ""), [("field", "value " * 40)], indent=4).splitlines()
+    assert shown[0].startswith("    field  value") and 90 < max(map(len, shown)) <= 100
+
+
+def test_a_bar_is_for_who_looks_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("BMCs", 3) as advance:
+        advance(3)
+    assert capsys.readouterr() == ("", "")
+    with terminal() as sent, growing("BMCs") as (of, advance):
+        of(3)
+        advance(2)
+    assert re.search(r"BMCs.* 2/3 ", click.unstyle(sent[0]))
+    assert sent[0].endswith("\x1b[2K")  # what a terminal takes as: nothing is on this line
+
+
+SERVERS: Final = tuple(f"{'s' * 61}-{number}" for number in range(2))  # 63 letters each
+IMAGE, OTHER = (f"flatcar-{'i' * 53}-{number}" for number in (1, 2))
+STREAM, PROFILE, POLICY = ("t" * 63, "p" * 63, "b" * 63)
+
+POOL: Final = (
+    image(IMAGE),
+    image(OTHER),
+    document("ImageStream", STREAM, f"current: {IMAGE}, rollout: {{image: {OTHER}, percent: 50}}"),
+    profile(PROFILE, f"stream: {STREAM}", f"vars: {{console: '{'机架' * 60}', path: {'a/long/one/' * 20}}}"),
+    policy(POLICY, boots=PROFILE, often="Once"),
+)
+
+
+@pytest.fixture(scope="module")
+def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+    """Servers of which one is installed with what is no longer wanted, and machines that nobody knows."""
+    with Rack(tmp_path_factory.mktemp("rack"), pool=POOL) as made:
+        for name in SERVERS:
+            made.add(name, provision=1)
+        made.push()
+        made.once(*made.spooling, records="fresh")
+        made.blades[SERVERS[0]].provision = 2
+        made.push("A subject that says at length why this server is to be installed once more " * 2)
+        made.once(*made.spooling)
+        yield made
+
+
+COMMANDS: Final = {  # by the module that prints it, and a word where it prints several tables
+    "plan": "plan {work} --records fresh",
+    "plan --timeline": "plan {work} --timeline {server}",
+    "explain": "explain {server} --path {work}",
+    "explain KIND": "explain Server",
+    "plan IMAGES": "images {work} --records fresh",
+    "history": "history {server} --path {work}",
+    "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
+    "artifacts": "artifacts verify {work} --assets {folder}",
+    "status": "status --state {state}",
+    "provisioning_records": "records show --state {state}",
+    "bmc": "bmc get --state {state} --credentials {folder}/credentials",
+    "bmc POWER": "bmc power get --state {state} --credentials {folder}/credentials",
+    "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
+}
+ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
+    "compare_old_system": "another provisioning system",
+    "secret": "an endpoint that gives secrets",
+}
+
+
+IMPORTED: Final = r"from gitboot\.cli\.terminal import (\([^)]*|[^\n]*)\btable\b"
+
+
+def test_each_module_that_prints_a_table_is_among_them() -> None:
+    folder = Path(gitboot.cli.commands.__path__[0])
+    printing = {file.stem for file in folder.glob("*.py") if re.search(IMPORTED, file.read_text())}
+    assert printing == {each.partition(" ")[0] for each in COMMANDS} | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("columns", [100, 60])
+@pytest.mark.parametrize("printer", COMMANDS)
+def test_no_table_is_wider_than_what_it_is_read_on(
+    rack: Rack, printer: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (rack.folder / "empty").mkdir(exist_ok=True)
+    words = {"work": rack.repository.work, "server": SERVERS[0], "state": rack.state, "folder": rack.folder}
+    done = typed(*(word.format(**words) for word in COMMANDS[printer].split()))
+    lines = [click.unstyle(line) for line in done.out.splitlines()]
+    assert len(lines) > 1, done
+    wide = [line for line in lines if cell_len(line) > columns and not _COPIED.fullmatch(line)]
+    assert not wide, "\n".join(wide)
+
+
+_COPIED: Final = re.compile(
+    r"\s*((see it again: )?gitboot .*|(Gitboot-Ack:|digest) .*|\S+)"
+)  # what helps when it is copied whole
+
+
+FORMAT: Final = "GITBOOT_LOG_FORMAT"
+LONG: Final = "11 servers have no credentials here: ams2-w01, ams2-w02,\nams2-w03 and 8 more"
+EVENT: Final = Event(
+    at=datetime(2026, 12, 1, 22, 0, 7, 250_000, UTC), type="Accepted", message=LONG, facts={"commit": "c0ffee"}
+)
+
+
+@pytest.fixture(autouse=True)
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.AUTO)
+
+
+def test_a_terminal_shows_one_line_each_that_fits() -> None:
+    (line,) = click.unstyle(shown(EVENT)).splitlines()
+    assert line.startswith("22:00:07 Accepted           11 servers have no cred")
+    assert len(line) == COLUMNS and line.endswith("…")
+
+
+def test_a_terminal_is_told_json_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.JSON)
+    assert json.loads(click.unstyle(shown(EVENT)))["message"] == LONG
+
+
+def test_a_file_has_json(capsys: pytest.CaptureFixture[str]) -> None:
+    tell(EVENT)
+    told = json.loads(capsys.readouterr().err)
+    assert told == {
+        "at": "2026-12-01T22:00:07.250000Z",
+        "type": "Accepted",
+        "message": LONG,
+        "commit": "c0ffee",
+        "level": "info",
+    }
+
+
+def test_a_file_has_whole_lines_of_text_where_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.TEXT)
+    tell(EVENT)
+    tell(Event(at=EVENT.at, type="Held", message="it waits", facts={}, warning=True))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"2026-12-01T22:00:07.250000Z Accepted           {' '.join(LONG.split())}"
+    assert second == "2026-12-01T22:00:07.250000Z Held               warning: it waits"
+
+
+def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
+    done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o",
+                 "--once", "--log-format", "text")  # fmt: skip
+    assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
+    assert (
+        done.err
+        == f"gitboot: there is no Git repository at {tmp_path}/nowhere.git: nothing was made; look how it is spelt\n"
+        and list(tmp_path.iterdir()) == []
+    )
+    typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")
+    assert list(tmp_path.iterdir()) == [], "nor is anything made without --once"
+    assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err
+
+
+def test_whoever_is_started_tells_in_the_same_way_and_knows_nothing_else_of_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.TEXT)
+    monkeypatch.setenv("GITBOOT_OUT", "/somewhere")
+    output, _ = spawn(["env"], stdout=subprocess.PIPE).communicate()
+    assert [line for line in output.decode().splitlines() if line.startswith("GITBOOT_")] == [f"{FORMAT}=text"]
