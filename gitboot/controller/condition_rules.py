@@ -162,8 +162,13 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield "CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer)
     elif attempt.attempted is not None or attempt.retry_at is not None:
-        reason = "Untrusted" if attempt.problems[0].code is Code.UNTRUSTED else "Invalid"
-        yield "CommitAccepted", False, "NotEvaluated" if attempt.is_unevaluated else reason, refused_message(attempt)
+        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
+        yield (
+            "CommitAccepted",
+            False,
+            "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
+            refused_message(attempt),
+        )
     if (gone := attempt.gone) is not None and gone.servers:
         servers = count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"

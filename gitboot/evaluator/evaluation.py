@@ -146,19 +146,11 @@ class CommitPair:
             compare,  # only here: `validate` does not need it, and its import takes time
         )
 
-        base, head = self.base, self.head
-        old, touched = None, None
-        if base is not None:
-            old = base.decided
-            touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes)
-        return compare(
-            old.decisions if old is not None else None,
-            head.decided.decisions,
-            base.repository if base is not None else None,
-            head.repository,
-            touched,
-            self.offered_claims if base is not None else None,
-        )
+        base, new, repository = self.base, self.head.decided.decisions, self.head.repository
+        if base is None:
+            return compare(None, new, None, repository, None, None)
+        touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes)
+        return compare(base.decided.decisions, new, base.repository, repository, touched, self.offered_claims)
 
     def offered_claims(self) -> frozenset[Digest]:
         """Return the digest of each boot that the base offers, and that claims to write no disk.

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -46,6 +44,7 @@ from tests.helpers.fleets import (
     repository,
     server,
 )
+from tests.helpers.git_repositories import store_zeros
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
 from tests.helpers.running_instance import Instance, Repository, evaluators, eventually, git, peak_mib, running
 
@@ -368,19 +367,9 @@ def test_t1_machines_are_answered_while_a_commit_comes_to_no_end(tmp_path: Path)
 
 def push_blobs(repository: Repository, mebibytes: int, count: int) -> str:
     """Commit files of so many MiB each, of which a few hundred KB are sent, as whoever may push can make them."""
-    entries = []
-    for number in range(count):
-        head, end = f"blob {mebibytes << 20}\0".encode(), bytes([number]) * (1 << 20)
-        digest, packer = hashlib.sha1(head, usedforsecurity=False), zlib.compressobj(1)
-        packed = [packer.compress(head)]
-        for part in (*repeat(bytes(1 << 20), mebibytes - 1), end):
-            digest.update(part)
-            packed.append(packer.compress(part))
-        name = digest.hexdigest()
-        path = repository.bare / "objects" / name[:2] / name[2:]
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"".join((*packed, packer.flush())))
-        entries.append(f"100644 blob {name}\tbig{number}.yaml")
+    objects, ends = repository.bare / "objects", (bytes([number]) * (1 << 20) for number in range(count))
+    names = [store_zeros(objects, "blob", mebibytes - 1, end=end) for end in ends]
+    entries = [f"100644 blob {name}\tbig{number}.yaml" for number, name in enumerate(names)]
     kept = git(repository.work, "ls-tree", "HEAD").splitlines()
     made = subprocess.run(
         ["git", "mktree"],

@@ -31,18 +31,6 @@ from tests.helpers.running_instance import eventually
 NOWHERE = Revision("1" * 40)
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "fleet")
-    work.commit({"fleet.yaml": "first"})
-    return work
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
 def follow(url: Path | str, state: Path, reference: str | None = None) -> Source:
     return Source(Remote(url=str(url), reference=reference), state)
 

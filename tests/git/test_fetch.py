@@ -35,18 +35,6 @@ MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to un
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "served" / "fleet")
-    work.commit({"fleet.yaml": "first"})
-    return work
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
 def started() -> Iterator[FetchProcess]:
     fetcher = FetchProcess()
     yield fetcher

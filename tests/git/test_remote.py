@@ -15,34 +15,17 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
-from gitboot.fleet.revision import Revision
 from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey, highest, is_range, parse_range, trusted_keys, wanted
+from tests.git.test_clone import text
 from tests.helpers.cases import for_each
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, Work, git_daemon, silent_server
 from tests.helpers.running_instance import eventually
 
 PASSWORD = Password(password=HttpsServer.PASSWORD)
 A_KEY = SshKey(private_key=Path("id"), known_hosts=Path("known_hosts"))
-
-
-@pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "served" / "fleet")
-    work.commit({"fleet.yaml": "first"})
-    return work
-
-
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
-    snapshot = source.snapshot(revision)
-    return snapshot.read(snapshot.blobs[path]).decode()
 
 
 @pytest.fixture(scope="module")

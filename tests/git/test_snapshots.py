@@ -9,9 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha1
 from pathlib import Path
-from zlib import compressobj
 
 import pygit2
 import pytest
@@ -26,7 +24,7 @@ from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
 from gitboot.problems import Code
 from tests.helpers.fleets import SEED, profile
 from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import Work
+from tests.helpers.git_repositories import Work, store_zeros
 
 
 @pytest.fixture
@@ -514,35 +512,19 @@ except (InvalidRepository, SourceError, Oversized) as error:
 """
 
 
-def store_giant(work: Work, kind: str, beginning: bytes = b"") -> str:
-    """Store an object whose 200 MiB are a few KB on the disk; return its id. git itself takes four times as long."""
-    zeros, times = bytes(1 << 20), 200
-    head = f"{kind} {len(beginning) + len(zeros) * times}\0".encode() + beginning
-    made, packed = sha1(head), compressobj(1)
-    new = work.path / ".git/objects/new"
-    with new.open("wb") as file:
-        file.write(packed.compress(head))
-        for _ in range(times):
-            made.update(zeros)
-            file.write(packed.compress(zeros))
-        file.write(packed.flush())
-    name = made.hexdigest()
-    (new.parent / name[:2]).mkdir(exist_ok=True)
-    new.rename(new.parent / name[:2] / name[2:])
-    return name
-
-
 @pytest.mark.parametrize(
     ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
 )
 def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, what: str, said: str) -> None:
+    objects = work.path / ".git/objects"
     if what == "commit":
         tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
-        revision = store_giant(work, "commit", f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode())
+        beginning = f"tree {tree}\nauthor {person}\ncommitter {person}\n\n".encode()
+        revision = store_zeros(objects, "commit", 200, beginning=beginning)
         (work.path / ".git/refs/heads/main").write_text(revision)  # git would read it
     else:
         kind = "040000 tree" if what == "tree" else "100644 blob"
-        root = work.git("mktree", text=f"{kind} {store_giant(work, what)}\tbig.yaml\n")
+        root = work.git("mktree", text=f"{kind} {store_zeros(objects, what, 200)}\tbig.yaml\n")
         revision = work.git("commit-tree", "-m", "big", root)
     command = [sys.executable, "-c", BOUNDED, what, str(work.path), revision, str(tmp_path / "state")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -176,6 +176,16 @@ _MIB = 1 << 20
 _BLOB, _REF_DELTA = 3, 7
 
 
+def store_zeros(objects: Path, kind: str, mebibytes: int, *, beginning: bytes = b"", end: bytes = b"") -> str:
+    """Store an object of so many MiB of zeros, which takes a few KB; return its id. Git takes four times as long."""
+    parts, size = (beginning, *_zeros(mebibytes), end), len(beginning) + mebibytes * _MIB + len(end)
+    name = _id_of(parts, size, kind)
+    path = objects / name[:2] / name[2:]
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(_packed((f"{kind} {size}\0".encode(), *parts)))
+    return name
+
+
 def push_differences(bare: Path, mebibytes: int) -> str:
     """Commit a file of so many MiB and another one that is sent as a difference from it; some hundred KB in all.
 
@@ -206,8 +216,8 @@ def _zeros(mebibytes: int) -> tuple[bytes, ...]:
     return tuple(repeat(bytes(_MIB), mebibytes))
 
 
-def _id_of(parts: tuple[bytes, ...], size: int) -> str:
-    made = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+def _id_of(parts: tuple[bytes, ...], size: int, kind: str = "blob") -> str:
+    made = hashlib.sha1(f"{kind} {size}\0".encode(), usedforsecurity=False)
     for part in parts:
         made.update(part)
     return made.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -120,6 +121,13 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
 # By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
 NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
+
+
+def test_without_psycopg_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "gitboot.ledger.postgresql")
+    with pytest.raises(UsageError, match=r"pip install 'gitboot\[postgresql\]'"):
+        importlib.import_module("gitboot.ledger.postgresql")
 
 
 def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:

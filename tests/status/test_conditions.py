@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+import gitboot.publish.signed_list  # noqa: F401 - its errors are reasons of conditions
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.main import cli
@@ -64,10 +65,12 @@ def _doubts() -> set[str]:
 def _states() -> set[tuple[str, str]]:
     """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
     found = {(BMC, str(each)) for each in (*OperatorCondition, Outcome.WAITING, Outcome.STALLED)} | {(BMC, "Overdue")}
-    for call in _calls("gitboot/controller/condition_rules.py", "_condition"):
-        type, status, reason, *_ = call.args
+    for node in _nodes(ROOT / "gitboot/controller/condition_rules.py"):
+        if not (isinstance(node, ast.Yield | ast.Return) and isinstance(node.value, ast.Tuple)):
+            continue
+        type, status, reason = (*node.value.elts, None, None)[:3]
         holds = isinstance(status, ast.Constant) and status.value is True
-        if holds or isinstance(type, ast.JoinedStr):  # which is a BMC's
+        if holds or status is None or reason is None or not isinstance(type, ast.Constant):  # else it is a BMC's
             continue
         (name,) = _texts(type)
         reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsKnown" else _texts(reason)

@@ -1,0 +1,21 @@
+"""A repository, and a state directory beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.git_repositories import Work
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Work:
+    work = Work(tmp_path / "served" / "fleet")
+    work.commit({"fleet.yaml": "first"})
+    return work
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
