@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gitboot.errors import ForgeRefused, HostUnreachable, LedgerError, UsageError
 from gitboot.text import printable
@@ -19,14 +19,9 @@ FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
 _STEADY_S: Final = 60.0  # a thread that has run for so long again is well
 _LONGEST_MESSAGE: Final = 200
+Failure = tuple[str, str, int]  # name of the thread, error on one line, number of deaths since its first start
 FIRST_RETRY_S: Final = 5.0  # after what could not be sent
 _LONGEST_RETRY_S: Final = 600.0
-
-
-class _Death(NamedTuple):
-    thread: str
-    message: str  # the error, on one line
-    deaths: int  # since the thread was first started
 
 
 class BackgroundThread:
@@ -87,7 +82,7 @@ class BackgroundThread:
                 self._on_death(words)
             except Exception:  # noqa: BLE001 - the first error counts
                 sys.excepthook(*sys.exc_info())
-        _note(self._thread, _Death(self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+        _note(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
 
 
 class RetryingSender(ABC):
@@ -149,11 +144,11 @@ class RetryingSender(ABC):
 
 # Threads belong to the process, and so does what is known of them.
 _noting: Final = threading.Lock()
-_failures: Final[dict[threading.Thread, tuple[_Death, float]]] = {}  # until when each counts
+_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until when each counts
 _listeners: Final[list[Callable[[], None]]] = []
 
 
-def _note(thread: threading.Thread, failure: _Death | None, until_s: float) -> None:
+def _note(thread: threading.Thread, failure: Failure | None, until_s: float) -> None:
     with _noting:
         if failure is None:
             _failures.pop(thread, None)
@@ -164,8 +159,8 @@ def _note(thread: threading.Thread, failure: _Death | None, until_s: float) -> N
         listener()
 
 
-def failures() -> list[tuple[str, str, int]]:
-    """The threads of this process that died, and have not run for a minute since: name, error, number of deaths."""
+def failures() -> list[Failure]:
+    """The threads of this process that died, and have not run for a minute since."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -185,14 +180,10 @@ def listening(listener: Callable[[], None]) -> Iterator[None]:
 
 
 Item = TypeVar("Item")
+# The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
+# two of its steps. A signal that arrives after the last step and before the thread sleeps does not end that sleep.
+# (21 of 958,000 signals in a loop that aims at this moment.)
 _LOOK_S: Final = 1.0
-
-
-"""The longest time that one call waits in the operating system.
-
-Python runs a signal handler in the main thread, between two of its steps. A signal that arrives after the last step and
-before the thread sleeps does not end that sleep. (21 of 958,000 signals in a loop that aims at this moment.)
-"""
 
 
 class SignalQueue(Generic[Item]):

@@ -69,7 +69,6 @@ class Patient(Patrol):
 
 
 def documents(draw: random.Random) -> str:
-    """One of many fleets of the same servers, nearly."""
     settings = draw.choice(
         (
             "baseURL: 'http://boot.test'",
@@ -256,7 +255,6 @@ class Twins:
         self.repository.push({"all.yaml": documents})
 
     def fetch(self) -> None:
-        """A machine is given what stands for it."""
         name = self._draw.choice(NAMES)
         state = self.one.parts.reconciler.standing.plans.servers.get(name)
         if state is None or state.plan is None:
@@ -272,7 +270,6 @@ class Twins:
         self.now += timedelta(minutes=self._draw.choice((1, 10, 45, 240)))
 
     def say(self) -> None:
-        """An operator says what is installed."""
         name = self._draw.choice(NAMES)
         item = item_of(name, self._draw.choice((1, None)))
         for each in self.both:

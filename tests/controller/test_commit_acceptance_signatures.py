@@ -24,7 +24,6 @@ from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, 
 
 
 def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:
-    """Twelve web servers that are installed again whenever their image changes."""
     servers = (server(f"web{number:02}") for number in range(12))
     images = (image(name) for name in ("flatcar-1", "flatcar-2"))
     parts = (fleet(said), *servers, *images, profile("web", image_name), policy("web", often="OnImageChange"))
@@ -67,7 +66,6 @@ def instance(
 
 
 def refusal(parts: Parts) -> str:
-    """Why the newest commit is refused, for want of a signature."""
     status = parts.reconciler.status
     (problem,) = status.problems
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")

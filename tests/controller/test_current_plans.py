@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gitboot.controller.current_plans import Plans, changed_by, replanned
+from gitboot.controller.current_plans import Agenda, Plans, changed_by, replanned
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import Knowledge
@@ -33,7 +36,6 @@ def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> li
 
 
 def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
-    """Two commits, the second evaluated against the first."""
     commits = Commits()
     found: list[Commit] = []
     for each in (first, then):
@@ -181,3 +183,38 @@ def test_of_whom_nothing_is_known_is_counted_until_something_is() -> None:
     assert plans.unknown == {"web01", "web03"}
     assert known(commit).recorded(commit.decisions.servers["web02"].uuid) is not None
     assert uuid_of("web02") in commit.machines
+
+
+# Who is due when: an agenda against a plain dictionary
+
+
+MOVES = st.lists(
+    st.dictionaries(
+        st.sampled_from("abcdef"), st.none() | st.integers(0, 9).map(lambda s: NOON + timedelta(seconds=s)), max_size=4
+    ),
+    max_size=40,
+)
+
+
+@given(MOVES, st.integers(-1, 9))
+def test_whoever_is_due_is_found_however_often_all_were_moved(
+    moves: list[dict[str, datetime | None]], second: int
+) -> None:
+    agenda: Agenda[str] = Agenda()
+    plain: dict[str, datetime] = {}
+    for each in moves:
+        agenda = agenda.moved(each)
+        plain = {key: instant for key, instant in {**plain, **each}.items() if instant is not None}
+    now = NOON + timedelta(seconds=second)
+    assert agenda.due(now) == {key for key, instant in plain.items() if instant <= now}
+    assert agenda.next == min(plain.values(), default=None)
+    assert agenda.instants == plain
+
+
+def test_moving_somebody_leaves_the_agenda_before_as_it_was() -> None:
+    empty: Agenda[str] = Agenda()
+    before = empty.moved({"a": NOON})
+    after = before.moved({"a": None, "b": NOON})
+    assert before.due(NOON) == {"a"}
+    assert after.due(NOON) == {"b"}
+    assert before.moved({"a": NOON}) is before

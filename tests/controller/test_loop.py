@@ -48,7 +48,6 @@ def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, bell: Bel
 
 @contextmanager
 def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
-    """A loop that runs, in a thread of its own, until the block ends."""
     running = loop(parts, bell=bell)
     thread = Thread(target=running.run)
     thread.start()
@@ -60,7 +59,6 @@ def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
 
 
 def reconciles(parts: Parts) -> int:
-    """How many there have been."""
     found = parts.reconciler.laps.facts().get("reconcile")
     return sum(found["counts"]) if found is not None else 0
 

@@ -1,28 +1,44 @@
-"""Receivers are told what the ledger notes: in its order, folded, again after a restart, and holding nobody up."""
+"""What an instance notifies people of: to whom, how it is delivered, and what a receiver takes."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from socket import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import Envelope
 
+from gitboot.controller import notifications
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
-from gitboot.controller.notifications import Notices, notifying
+from gitboot.controller.notifications import (
+    Level,
+    NotedEvent,
+    Notice,
+    Notices,
+    Receiver,
+    notifying,
+    read_receivers,
+    sender_of,
+)
+from gitboot.errors import HostUnreachable, UsageError
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Event
+from tests.helpers import endpoints
 from tests.helpers.fleets import SEED, at, configured, fleet, server
-from tests.helpers.http_peers import Hook, hook, notify_file
+from tests.helpers.http_peers import Hook, StrangeClient, hook, notify_file, strange_server, write_private
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.running_instance import Repository, eventually, running
 
@@ -175,3 +191,174 @@ def test_a_receiver_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
             eventually(lambda: any(each["type"] == "Accepted" for each in alive.got))
         assert dead.got == []
         assert "very-secret" not in json.dumps(instance.events)
+
+
+# A notice sent: by a signed webhook, and by apprise to a real mail server
+
+
+EVENT = NotedEvent(
+    sequence=7,
+    at="2026-11-20T12:00:00Z",
+    type="Held",
+    message="maxReinstalls: 3 servers,\nmore than 0",
+    level=Level.WARNING,
+    servers=("web01", "web02"),
+    site=None,
+    commit="c" * 40,
+)
+NOTICE = Notice(ledger="abc", type="Held", events=(EVENT,), number=31, level=Level.WARNING)
+
+
+def receiver(folder: Path, said: str) -> Receiver:
+    (found,) = read_receivers(notify_file(folder, one=said))
+    return found
+
+
+def test_a_webhook_is_signed_and_says_all_of_it(tmp_path: Path) -> None:
+    with hook() as taken:
+        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+    (got, again) = taken.got
+    assert endpoints.openapi_problems("NoticeItem", got) == []
+    assert got == again == NOTICE.facts()
+    assert (got["kind"], got["number"], got["events"][0]["servers"]) == ("Notice", 31, ["web01", "web02"])
+    assert taken.deliveries == ["abc-7-31"] * 2
+
+
+@pytest.mark.parametrize("status", [301, 401, 404, 500])
+def test_what_is_not_taken_is_an_error_without_the_url(tmp_path: Path, status: int) -> None:
+    with hook() as taken:
+        taken.status = status
+        with pytest.raises(HostUnreachable, match=f"answered {status}") as raised:
+            sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+    assert "very-secret" not in str(raised.value)
+    with pytest.raises(HostUnreachable) as raised:
+        sender_of(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
+    assert "very-secret" not in str(raised.value)
+
+
+class Mail:
+    def __init__(self) -> None:
+        self.got: list[str] = []
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Envelope) -> str:  # noqa: N802
+        self.got.append((envelope.original_content or b"").decode())
+        return "250 Message accepted for delivery"
+
+
+@pytest.fixture
+def mail() -> Iterator[tuple[Mail, int]]:
+    taken = Mail()
+    with socket() as free:  # a Controller cannot be told to take one
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    controller = Controller(taken, hostname="127.0.0.1", port=port)
+    controller.start()
+    try:
+        yield taken, port
+    finally:
+        controller.stop()
+
+
+def test_apprise_sends_mail(tmp_path: Path, mail: tuple[Mail, int]) -> None:
+    taken, port = mail
+    url = f"mailto://127.0.0.1:{port}?from=gitboot@boot.test&to=ops@boot.test&mode=insecure"
+    sender_of(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
+    (text,) = taken.got
+    assert "Subject: gitboot: Held: web01, web02 (31 times)" in text
+    assert "To: ops@boot.test" in text and "maxReinstalls: 3 servers, more than 0" in text and "30 more" in text
+
+
+def test_apprise_that_cannot_says_nothing_of_its_url(
+    tmp_path: Path, mail: tuple[Mail, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for url in ("mailto://u:very-secret@127.0.0.1:1?mode=insecure&from=a@b.test&to=c@d.test", "nope://very-secret"):
+        with pytest.raises(HostUnreachable) as raised:
+            sender_of(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
+        assert "very-secret" not in str(raised.value)
+    assert "very-secret" not in caplog.text
+
+
+def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "_APPRISE_S", 0.3)
+
+    def answer(client: StrangeClient) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        client.drip(b"a")
+
+    with strange_server(answer) as server:
+        send = sender_of(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
+        for said in ("did not deliver it within", "still sends a notice"):
+            with pytest.raises(HostUnreachable, match=said):
+                send(NOTICE, NOON)
+        eventually(lambda: server.requests)
+    assert len(server.requests) == 1
+
+
+def test_what_is_shown_has_an_end() -> None:
+    long = replace(NOTICE, events=(replace(EVENT, message="x" * 5000),) * 20)
+    assert len(long.text) < 12_000 and long.text.endswith("11 more")
+
+
+# The file that names receivers: what it may say, and that nothing of its secrets is said in an error
+
+
+URL = "https://hooks.test/very-secret"
+
+
+def test_it_says_who_is_sent_what(tmp_path: Path) -> None:
+    write_private(tmp_path / "slack.url", "slack://very/secret\n")
+    file = notify_file(
+        tmp_path,
+        oncall=f'webhook = "{URL}"\nlevel = "info"\nsites = ["fra1"]\nfold-minutes = 0.5',
+        chat='apprise-file = "slack.url"',
+    )
+    chat, oncall = read_receivers(file)
+    assert (chat.name, chat.url, chat.secret, chat.level) == ("chat", "slack://very/secret", None, Level.WARNING)
+    assert (oncall.url, oncall.level, oncall.sites) == (URL, Level.INFO, frozenset({"fra1"}))
+    assert (oncall.fold, chat.fold) == (timedelta(seconds=30), timedelta(minutes=10))
+    assert "secret" not in repr(chat).replace("secret=", "") and "correct" not in repr(oncall)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (f'webhok = "{URL}"', "did you mean webhook"),
+        ("level = 'info'", "expected webhook or apprise"),
+        (f'webhook = "{URL}"\napprise = "x://y"', "expected webhook or apprise"),
+        (f'webhook = "{URL}"\nwebhook-file = "hook.secret"', "one of webhook and webhook-file"),
+        ('webhook = "http://hooks.test/very-secret"', "expected an https URL"),
+        ('webhook = "https://user:very-secret@hooks.test/"', "expected an https URL"),
+        ('webhook = "https://[very-secret"', "expected an https URL"),
+        ("webhook = 7", "webhook: expected a URL"),
+        (f'webhook = "{URL}"\nlevel = "loud"', "level: expected info or warning"),
+        (f'webhook = "{URL}"\nsites = "fra1"', "sites: expected a list"),
+        (f'webhook = "{URL}"\nfold-minutes = true', "fold-minutes: expected a number"),
+        ('webhook-file = "nowhere"', "nowhere cannot be read"),
+        ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "secret-file signs a webhook"),
+        ('webhook = "very-secret', "is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_secret(tmp_path: Path, said: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error) as raised:
+        read_receivers(notify_file(tmp_path, oncall=said))
+    assert "very-secret" not in str(raised.value) and raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("name", ["notify.toml", "hook.secret"])
+def test_nobody_else_may_read_it(tmp_path: Path, name: str) -> None:
+    file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
+    (tmp_path / name).chmod(0o644)
+    with pytest.raises(UsageError, match=f"chmod 600 {tmp_path / name}"):
+        read_receivers(file)
+
+
+def test_a_webhook_is_signed_by_a_secret_that_cannot_be_guessed(tmp_path: Path) -> None:
+    file = notify_file(tmp_path, oncall=f'webhook = "{URL}"')
+    write_private(tmp_path / "hook.secret", "short")
+    with pytest.raises(UsageError, match="16 characters"):
+        read_receivers(file)
+    write_private(file, f'[receivers.oncall]\nwebhook = "{URL}"')
+    with pytest.raises(UsageError, match="needs secret-file"):
+        read_receivers(file)

@@ -126,7 +126,6 @@ def instance(folder: Path, initial: str | None = None) -> Iterator[Bench]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return every file in the output of an instance."""
     output = folder / "output"
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
 

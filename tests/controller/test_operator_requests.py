@@ -41,13 +41,11 @@ def begin(site: Site) -> None:
 
 
 def outcome(site: Site, number: int) -> str:
-    """What comes of a request at the next pass."""
     site.bench.reconcile()
     return site.bench.outcome(number)
 
 
 def installed(site: Site) -> None:
-    """web01 was installed, an hour ago."""
     site.decide()
     plan = site.bench.reconcile()
     site.boot()

@@ -34,11 +34,10 @@ from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.endpoint_files import Terms
 from gitboot.render.paths import Files, is_content
-from gitboot.render.server_files import RenderedState
+from gitboot.render.server_files import ServerState
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event, with_state
 from gitboot.system_clock import uptime
-from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
 from tests.helpers.running_instance import Repository, git
@@ -50,7 +49,6 @@ REPAIR = maintenance("repair", "20T22:00 21T04:00")
 
 
 def fleet_files(*documents: str) -> dict[str, str]:
-    """A file for each document of the seed, and for more."""
     return {f"{number:02}.yaml": text for number, text in enumerate((*SEED, *documents))}
 
 
@@ -81,8 +79,6 @@ class Counting(Unsynced):
 
 
 class CountingReader(Reader):
-    """A reader that notes the paths of what it reads."""
-
     def __init__(self, state: Path) -> None:
         super().__init__(state)
         self.paths: list[str] = []
@@ -141,7 +137,6 @@ class Instance:
         self._opened.close()
 
     def reconcile(self, now: datetime, *, fetch: bool = True) -> datetime | None:
-        """Fetch as the loop would, and reconcile."""
         self.now, fetched = now, None
         if fetch:
             fetched = Fetched()
@@ -152,9 +147,8 @@ class Instance:
         return self.reconciler.reconcile(now, fetched=fetched, wait=True)
 
     @property
-    def servers(self) -> dict[str, RenderedState]:
-        """As they were planned last."""
-        return rendered_states(self.reconciler.standing)
+    def servers(self) -> Mapping[str, ServerState]:
+        return self.reconciler.standing.plans.servers
 
     def boots(self, now: datetime, path: str = ENTRY) -> str:
         """The image that an endpoint over the tree has web01 boot."""
@@ -232,14 +226,14 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     more = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
     repository.push(more)
     instance.reconcile(BEFORE)
-    states = dict(instance.reconciler.standing.plans.servers)
+    states = dict(instance.servers)
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
     # A comment in the profile may allow a secret, so gitboot reads the profile of a server that it decides.
     assert [path for path in instance.reader.paths if path.startswith("servers/")] == ["servers/web07.yaml"]
     assert set(instance.reader.paths) - {"servers/web07.yaml"} <= {"04.yaml", "05.yaml"}
-    now = instance.reconciler.standing.plans.servers
+    now = instance.servers
     assert [name for name, state in now.items() if state is not states[name]] == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]
     assert "boot/" not in event.message and event.facts["withdrawn"] == 0
@@ -368,7 +362,6 @@ def test_a_restart_while_git_is_gone_plans_the_accepted_commit(tmp_path: Path, r
 
 
 def rewind(repository: Repository, files: dict[str, str]) -> str:
-    """Replace the last commit by another one."""
     git(repository.work, "reset", "-q", "--hard", "HEAD~1")
     for path, text in files.items():
         (repository.work / path).write_text(text)

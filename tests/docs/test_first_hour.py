@@ -6,14 +6,19 @@ Where it is something else: ``pytest tests/docs/test_first_hour.py --write-first
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.helpers.forked_commands import for_shells
-from tests.helpers.git_repositories import ENVIRONMENT
+from tests.helpers import http_peers
+from tests.helpers.documentation import followed, script
+from tests.helpers.endpoints import IPXE
+from tests.helpers.forked_commands import captured, for_shells
+from tests.helpers.git_repositories import ENVIRONMENT, Work, free_port
+from tests.helpers.running_instance import eventually
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "first-hour.md"
 
@@ -68,3 +73,49 @@ def test_the_page_shows_what_is_printed(tmp_path: Path, request: pytest.FixtureR
         PAGE.write_text(now)
         return
     assert _OTHER.sub("…", now) == _OTHER.sub("…", text)
+
+
+# docs/first-server.md, followed to a machine that boots late: nobody who only looks spends its boot
+
+
+ROOT: Final = Path(__file__).parents[2]
+ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
+LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
+
+
+def test_a_person_who_looks_spends_nothing_and_the_machine_boots_late(tmp_path: Path) -> None:
+    installer = tmp_path / "installer"
+    installer.mkdir()
+    for name in ("linux", "initrd.gz"):
+        (installer / name).write_text(name)
+    (tmp_path / "srv").mkdir()
+    url = f"127.0.0.1:{free_port()}"
+    text = script(
+        tmp_path, installer, without={"Loaders", "DHCP and TFTP"}
+    )  # they are for root, and boot in tests/boots
+    text = text.replace("ADDRESS=192.0.2.1", "ADDRESS=127.0.0.1").replace("$ADDRESS:8080", url)
+    state = ("--state", tmp_path / "var" / "lib" / "gitboot")
+
+    def asked_by(agent: str) -> str:
+        return http_peers.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
+
+    with followed(tmp_path, text, for_shells()):
+        for agent in LOOKS:
+            assert "not given" in asked_by(agent) and "debian-12" not in asked_by(agent)
+        assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
+        eventually(lambda: '"type": "Provisioned"' in captured("events", *state).stdout)
+        reason = ("--reason", "the power went")
+        assert captured("records", "set", "web01", "pending", *state, *reason).returncode == 0
+        eventually(lambda: "boots debian-12" in asked_by(IPXE))
+
+
+def test_the_examples_maintenance_goes_by_the_line_that_the_page_has(tmp_path: Path) -> None:
+    (line,) = (each for each in (ROOT / "docs" / "first-server.md").read_text().split("`") if each.startswith("git rm"))
+    captured("init", tmp_path / "fleet")
+    work = Work(tmp_path / "fleet")
+    work.commit(message="Begin")
+    work.git(*shlex.split(line)[1:])
+    done = captured("validate", tmp_path / "fleet")
+    warning, *_, summary = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 0 and "GB2029" in warning  # the image of `init` has no digests of its own
+    assert summary == f"{tmp_path}/fleet: 1 server, 1 image, 1 warning"

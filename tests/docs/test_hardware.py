@@ -47,8 +47,6 @@ SHOWN = ("GUARDS", "LOOK AT THIS FIRST", "CAUSE AND EFFECT", "PRESENTATION ONLY"
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the page."""
-
     title: str
     commit: str  # a patch
     review: str
@@ -228,7 +226,6 @@ class Hall:
         return state.plan if state is not None else None
 
     def record(self, uuid: SystemUuid = OLD) -> Record | None:
-        """What is known of a machine; None where it is unknown."""
         return self.parts.reconciler.standing.knowledge.record(uuid)
 
     @property
@@ -241,7 +238,6 @@ class Hall:
 
     @property
     def unknown(self) -> str:
-        """Why somebody has to say what is installed, with the line for it; empty where all is known."""
         found = self.condition("RecordsKnown")
         assert found is not None
         return "" if found.status else f"{found.message}\n{found.remedy}"

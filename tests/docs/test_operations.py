@@ -31,7 +31,6 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 
 def noted(instance: Instance, type: str) -> list[str]:
-    """The messages of the events of a type, so far."""
     return [event["message"] for event in instance.events if event["type"] == type]
 
 
@@ -70,7 +69,6 @@ def consumed(rack: Rack) -> bool:
 
 
 def tree(rack: Rack) -> dict[str, bytes]:
-    """What mirrors serve."""
     files = (path for path in sorted(rack.output.rglob("*")) if path.is_file() and ".gitboot" not in path.parts)
     return {str(path): path.read_bytes() for path in files}
 

@@ -41,8 +41,6 @@ def digest_of(content: bytes) -> Digest:
 
 @dataclass
 class ArtifactServer:
-    """What is served by path, and how."""
-
     url: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
@@ -62,7 +60,6 @@ class ArtifactServer:
         return BootFile(url=f"{self.url}{path}", sha256=digest_of(content), size=len(content))
 
     def file(self, path: str, content: bytes = b"") -> BootFile:
-        """As an image names a file that may not be there."""
         return BootFile(url=f"{self.url}{path}", sha256=digest_of(content), size=len(content))
 
 
@@ -158,14 +155,11 @@ def digest(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Registry:
-    """A registry that answers: what it is called in references, and by which URL it is asked."""
-
     host: str
     scheme: str = "http"
 
     @property
     def allowed(self) -> str:
-        """As --registries names it."""
         return f"{self.scheme}://{self.host}"
 
     def push_blob(self, name: str, content: bytes) -> str:
@@ -240,8 +234,6 @@ def with_password(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate for 127.0.0.1, with its key."""
-
     certificate: Path
     key: Path
 
@@ -401,8 +393,6 @@ def _usage(**used: bool) -> x509.KeyUsage:
 
 @dataclass
 class Sigstore:
-    """Who certifies and logs."""
-
     authority: ec.EllipticCurvePrivateKey = field(default_factory=_key)
     certificates: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of the log of certificates
     log: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of signatures
@@ -419,8 +409,6 @@ class Sigstore:
 
     @property
     def trusted_root(self) -> bytes:
-        """As `trusted_root.json` has it."""
-
         def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
             public = {"rawBytes": _text(_spki(key)), "keyDetails": "PKIX_ECDSA_P256_SHA_256", "validFor": since}
             return {

@@ -42,8 +42,6 @@ SET_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "
 
 @dataclass
 class Rack:
-    """Machines behind one Redfish server, and what is written about them."""
-
     server: RedfishServer
     machines: list[Machine]
     folder: Path  # of credentials
@@ -73,13 +71,11 @@ class Rack:
         self.written.append((machine.name, record.state, len(machine.writes)))
 
     def connect(self, **options: Any) -> BmcConnection:
-        """Open a connection to the BMC of the first machine, which ends with the rack."""
         credentials = Credentials(username=USER, password=PASSWORD, name="rack")
         given = {"system": self.machine.path, "read_timeout_s": 60, **options}
         return self.closing.enter_context(BmcConnection(self.server.url, credentials, **given))
 
     def job(self, wanted: Wanted | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
-        """A job; what is changed is the job's, or where and how its BMC is reached."""
         machine = machine or self.machine
         pins = {self.uuids[name]: pinned for name, pinned in self.pins.items()}
         machines = {
@@ -102,7 +98,6 @@ class Rack:
         return replace(job, **changed)
 
     def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
-        """A job done here and now."""
         job = self.job(wanted, **changed)
         credentials = Credentials(username=USER, password=password)
         with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:
@@ -112,7 +107,6 @@ class Rack:
         return result
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, for gitboot and for every machine."""
         self.now += timedelta(seconds=seconds)
         for machine in self.machines:
             machine.advance(seconds)
@@ -174,8 +168,6 @@ RESCUE = "http://rescue.test/somebody.iso"  # what somebody else inserts
 
 
 class Key(NamedTuple):
-    """What is set at most once, in words of Git."""
-
     uuid: str
     reason: str
 
@@ -190,14 +182,10 @@ class StandingOverride:
 
 
 class Mortal(Protocol):
-    """What can die."""
-
     dead: bool
 
 
 class Witness(Protocol):
-    """Who is told what is written to a BMC, and by whom."""
-
     @property
     def fate(self) -> Mortal:
         """Gitboot's."""
@@ -233,8 +221,6 @@ class WatchedDrive(Drive):
 
 
 class Watched(Machine):
-    """A machine that tells a witness of what is written to its BMC."""
-
     witness: Witness
     at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
     standing: StandingOverride | None = None  # what of gitboot's stands
@@ -248,7 +234,6 @@ class Watched(Machine):
 
     @property
     def media(self) -> tuple[str, ...]:
-        """What lies in its drives."""
         return tuple(drive.image for drive in self.drives if drive.image is not None)
 
     def dies_now(self) -> Callable[[], None]:

@@ -38,7 +38,6 @@ class FailingDisk:
 
 
 def fill(filler: Path) -> None:
-    """Take all the space that there is."""
     with filler.open("wb", buffering=0) as file:
         try:
             while file.write(b"x" * 4096):

@@ -56,7 +56,6 @@ class Page:
 
 
 def pages() -> Iterator[str]:
-    """What is read by people, from the repository's root."""
     for path in (ROOT, ROOT / "gitboot" / "cli" / "commands" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
         for page in sorted(path.glob("*.md")):
             if page.name != "CHANGELOG.md" and path.name != "adr" and (name := str(page.relative_to(ROOT))) not in MADE:
@@ -162,7 +161,6 @@ class CopyScript:
             path.chmod(0o755)
 
     def run(self, source: Path) -> int:
-        """Copy ``source``, and return the exit status."""
         return self._start(source).wait(600)
 
     def run_killed(self, source: Path, call: int) -> int:

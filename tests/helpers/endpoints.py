@@ -88,14 +88,11 @@ LOADER: Final = {"user-agent": IPXE}  # as machines ask
 
 
 def get(url: str, **more: Any) -> httpx.Response:
-    """What a boot loader is answered."""
     return http_peers.get(url, **{"headers": LOADER, "timeout": 60, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
-    """A fleet as it is planned and rendered at an instant."""
-
     servers: dict[str, RenderedState]
     shared: Files
     provisioning: Provisioning = field(default_factory=Provisioning)
@@ -109,7 +106,6 @@ class Fleet:
 
     @property
     def boot_files(self) -> dict[str, File]:
-        """Those for machines, by the path that they are asked for by."""
         return {path.removeprefix("boot"): file for path, file in self.files.items() if path.startswith("boot/")}
 
 
@@ -262,7 +258,6 @@ def connect(url: str, *, receive_buffer: int | None = None) -> socket.socket:
 
 
 def exchange(url: str, request: bytes) -> bytes:
-    """All that comes back for these bytes, until the server closes."""
     with connect(url) as client:
         client.sendall(request)
         return read_all(client)
@@ -277,7 +272,6 @@ def read_all(client: socket.socket) -> bytes:
 
 
 def undated(response: bytes) -> bytes:
-    """A response without its Date."""
     return b"\r\n".join(line for line in response.split(b"\r\n") if not line.lower().startswith(b"date:"))
 
 
@@ -373,7 +367,6 @@ def _formats() -> Any:
 
 @cache
 def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI document that the endpoint sends."""
     found: dict[str, Any] = json.loads(description())
     return found
 

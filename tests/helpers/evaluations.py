@@ -15,10 +15,9 @@ from gitboot.evaluator.evaluation import Evaluation
 from gitboot.evaluator.protocol import EVALUATED, Begun, ResultKind
 from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review import review
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.guards import Limits
-from gitboot.review.review import Review
+from gitboot.review.review import Review, review
 from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 
 # A fleet that tests of diff and guard change, and what a reviewer sees of the change.
@@ -59,18 +58,15 @@ SERVERS = tuple(path for path in FLEET if path.startswith("servers/"))
 
 
 def changed(files: Files, base: Files = FLEET) -> dict[str, str]:
-    """The files of a fleet with some changed."""
     return {path: text for path, text in {**base, **files}.items() if text is not None}
 
 
 def compared(new: Files, old: Files = FLEET) -> Changes:
-    """What a commit changes that has these files besides those of ``old``."""
     before, after = (repository(files=files) for files in (changed({}, old), changed(new, old)))
     return compare(decide(before), decide(after), before, after)
 
 
 def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
-    """What a reviewer sees of it."""
     from gitboot.cli.evaluated_fleet import FleetEvaluator, side
 
     evaluator = FleetEvaluator(at("20T12:00"))
@@ -85,15 +81,12 @@ def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = 
 
 
 class StoredResults(DiskCache):
-    """The results that were added, by kind and content key."""
-
     def __init__(self) -> None:
         super().__init__(None, lambda _: None)
         self.rows: defaultdict[ResultKind, dict[bytes, bytes]] = defaultdict(dict)
         self.inserted: list[dict[ResultKind, dict[bytes, bytes]]] = []  # by each call
 
     def add(self, evaluation: Evaluation) -> None:
-        """Add all results of an evaluation."""
         for kind in EVALUATED:
             self.rows[kind].update((key, encode_result(each)) for key, each in evaluation.results(kind).items())
 

@@ -31,7 +31,6 @@ def at(text: str) -> datetime:
 
 
 def document(kind: str, name: str, spec: str, labels: str = "") -> str:
-    """One document in flow style, as short as can be."""
     metadata = f"{{name: {name}, labels: {{{labels}}}}}"
     return f"apiVersion: gitboot.dev/v1alpha1\nkind: {kind}\nmetadata: {metadata}\nspec: {{{spec}}}\n"
 
@@ -79,7 +78,6 @@ def server(name: str, labels: str = "", spec: str = "", *, firmware: str = "UEFI
 
 
 def image(name: str, spec: str = "", artifacts: str = "kernel, initrd") -> str:
-    """An image with the artifacts named: kernel, initrd, uki, iso, loader, rootfs."""
     files = []
     for artifact in artifacts.split(", "):
         value = f'{{url: "assets:{name}/{artifact}", sha256: {SHA}}}'
@@ -117,7 +115,6 @@ def maintenance(name: str, window: str = "", spec: str = "", *, select: str = "A
 
 
 def snapshot(*documents: str, files: Mapping[str, str] | None = None, revision: str = "test") -> Snapshot:
-    """A revision with one file for each document, and other files."""
     contents = {f"{number:03}.yaml": text for number, text in enumerate(documents)} | dict(files or {})
     blobs = {path: BlobId(sha256(text.encode()).hexdigest()) for path, text in contents.items()}
     data = {blobs[path]: text.encode() for path, text in contents.items()}

@@ -43,8 +43,6 @@ _LONGEST = {"github": 140, "gitlab": 255, "gitea": 255}
 
 @dataclass
 class ForgeHost:
-    """One forge with one project."""
-
     kind: str
     url: str = ""
     statuses: list[dict[str, Any]] = field(default_factory=list)  # as they were posted, with sha
@@ -54,7 +52,6 @@ class ForgeHost:
 
     @property
     def project(self) -> str:
-        """As --forge names it."""
         return f"{self.kind}={self.url}{PAGE[self.kind]}"
 
     def answer(self, method: str, target: str, headers: dict[str, str], body: Any) -> tuple[int, dict[str, str], Any]:
@@ -266,7 +263,6 @@ class Fleet:
         self.work.commit(message=message)
 
     def begin_job(self) -> None:
-        """Push both branches, and let the folder of the job be new."""
         self.work.git("push", "--quiet", "--force", "origin", "refs/heads/main", "refs/heads/change")
         shutil.rmtree(self.job, ignore_errors=True)
         self.job.mkdir()

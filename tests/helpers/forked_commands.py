@@ -45,8 +45,6 @@ _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
 class Command:
-    """A command of gitboot that was started; as much of `subprocess.Popen` as tests use of it."""
-
     def __init__(
         self,
         arguments: Sequence[str],
@@ -62,7 +60,6 @@ class Command:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
         with suppress(TimeoutError, BlockingIOError):
             self.wait(0)
         return self.returncode
@@ -129,7 +126,6 @@ def nursery() -> Iterator[None]:
 
 @cache
 def start() -> str:
-    """The address of a process that forks; it ends with this one."""
     address = os.path.join(tempfile.mkdtemp(prefix="gitboot-"), "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
@@ -150,6 +146,8 @@ def for_shells() -> str:
 
 
 # The process that forks
+
+RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python that changes gitboot for it
 
 
 def fork_commands(listening: socket.socket) -> list[str]:
@@ -260,6 +258,7 @@ def main(fd: int) -> None:
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
     if sys.argv[1:] == [_NURSERY]:
         be_what_is_asked(socket.socket(fileno=0))
+    exec(os.environ.get(RUN_FIRST, ""), {})
     if sys.argv[1:2] in (["run"], ["serve"]):
         open_nursery()
     run_to_its_end("gitboot.__main__")

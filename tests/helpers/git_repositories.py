@@ -53,8 +53,6 @@ _ADA = pygit2.Signature(
 
 
 class Work:
-    """A work tree with its repository, on branch main."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
@@ -68,7 +66,6 @@ class Work:
         ).stdout.strip()
 
     def write(self, files: Mapping[str, str | None]) -> None:
-        """Write files; None removes one."""
         for name, text in files.items():
             path = self.path / name
             if text is None:
@@ -290,7 +287,6 @@ def free_port() -> int:
 
 @contextmanager
 def git_daemon(root: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[str]:
-    """``git://``, without any authentication."""
     port = free_port()
     options = ["--listen=127.0.0.1", f"--port={port}", f"--base-path={root}", "--export-all", "--reuseaddr"]
     with listening([program("git-daemon", "git"), *options], port, environment):
@@ -409,8 +405,6 @@ class _HttpBackend(BaseHTTPRequestHandler):
 
 
 class SshServer:
-    """sshd for the user that runs the tests; its host has two keys."""
-
     PASSPHRASE = "battery staple"
 
     def __init__(self, directory: Path) -> None:
@@ -529,7 +523,6 @@ def _passed(source: socket.socket, target: socket.socket, passes: int | bytes, c
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    """Accepts every connection, and never says anything."""
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         yield listening.getsockname()[1]
 
@@ -539,8 +532,6 @@ def silent_server() -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody with a key, and the options by which git signs with it."""
-
     name: str
     public: Path
     options: tuple[str, ...]
@@ -617,7 +608,6 @@ def _gpg(home: Path, *arguments: str) -> str:
 
 
 def allowed(file: Path, lines: Sequence[str]) -> Path:
-    """A file of allowed signers."""
     file.write_text("".join(f"{line}\n" for line in lines))
     return file
 
@@ -632,7 +622,6 @@ def rewritten(work: Work, commit: Revision, old: str, new: str) -> Revision:
 
 
 def stored(work: Work, raw: bytes) -> Revision:
-    """A commit of these very bytes, which is checked out then."""
     work.git("reset", "--quiet", "--hard", _write_commit(work, raw))
     return work.head
 

@@ -36,8 +36,6 @@ _PACE_S = 0.02  # between two pieces of what drips
 
 @dataclass
 class StrangeServer:
-    """What clients sent, and how many bytes the last of them took."""
-
     url: str
     port: int
     requests: list[bytes] = field(default_factory=list)  # the head of each request
@@ -49,8 +47,6 @@ StrangeAnswer = Callable[["StrangeClient"], None]
 
 
 class StrangeClient:
-    """One connection of a client, as the stranger sees it."""
-
     def __init__(self, connected: socket.socket, server: StrangeServer, ending: threading.Event) -> None:
         self._socket, self._server, self._ending = connected, server, ending
 
@@ -79,7 +75,6 @@ class StrangeClient:
             self.wait(_PACE_S)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the client sends something or disconnects."""
         if select.select([self._socket], [], [], timeout_s)[0] and not self._socket.recv(1 << 16):
             raise ConnectionResetError
 
@@ -204,8 +199,6 @@ class Issued(NamedTuple):
 
 
 class Authority:
-    """A certificate authority that lives in ``directory``."""
-
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._issued = 0

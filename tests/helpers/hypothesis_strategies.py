@@ -134,7 +134,6 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
 
 
 def documents() -> st.SearchStrategy[Document]:
-    """Any document of any kind."""
     return st.one_of([_struct(kind) for kind in KINDS.values()])
 
 
@@ -377,8 +376,6 @@ def name_of(document: Document) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratedFleet:
-    """A valid fleet, what is known of its servers, and an instant at which to look at it."""
-
     documents: tuple[Document, ...]
     records: Mapping[str, Record | None]  # by server; None: unknown
     at: datetime
@@ -452,7 +449,6 @@ def shuffled(value: Any, order: random.Random) -> Any:
 
 
 def decided(documents: Iterable[Document], write: Write = in_json) -> Decisions:
-    """What a fleet decides, with a file for each document."""
     return decided_of(*map(write, documents))
 
 
@@ -481,7 +477,6 @@ def installed_record(decision: Decision, instant: datetime) -> Record:
 
 
 def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:
-    """All files at an instant, by path."""
     files = shared_files(decisions)
     for name, planned in plans(decisions, records, instant).items():
         files |= server_files(decisions, decisions.servers[name], planned)
@@ -521,7 +516,6 @@ def _some(*values: str, most: int = 3) -> st.SearchStrategy[list[Any]]:
 
 
 def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
-    """A mapping that has some of these fields."""
     return st.fixed_dictionaries({}, optional=fields)
 
 
@@ -606,7 +600,6 @@ _PROFILE_FIELDS: Final = _maybe(kernelArguments=_some(*_ARGUMENTS), vars=_VARS) 
 
 @st.composite
 def _profiles(draw: st.DrawFn) -> list[Document]:
-    """One profile of each way to boot; all of them by Pxe where servers may have BIOS."""
     bios = draw(st.booleans())
     user_data = {"format": "Ignition/3.4", "template": "userdata/node.ign"}
     follows = {"stream": STREAM}

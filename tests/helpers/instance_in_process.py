@@ -58,7 +58,7 @@ from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.paths import File, Files
 from gitboot.render.plan_and_record_files import PartFiles
-from gitboot.render.server_files import RenderedState
+from gitboot.render.server_files import RenderedState, ServerState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record, record_facts
@@ -104,11 +104,11 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
+        self._decided: Commit | None = None  # the newest, once it was asked for
         self.ledger: str | None = None  # that a Fleet names which says nothing of it
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
-        """Let this be the newest commit."""
         if self.ledger is not None:
             texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
             snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
@@ -128,9 +128,10 @@ class Commits:
 
     @property
     def commit(self) -> Commit:
-        """The newest."""
-        repository = load(self._snapshot, {})
-        return commit_of(repository, decide(repository))
+        if self._decided is None or self._decided.revision != self._snapshot.revision:
+            repository = load(self._snapshot, {})
+            self._decided = commit_of(repository, decide(repository))
+        return self._decided
 
     def latest(self) -> Revision | None:
         return self.newest.revision if self.newest is not None else None
@@ -234,7 +235,6 @@ class Gate:
 
 
 def published_records(output: Path) -> bytes:
-    """All that a published tree says of what is known of provisioning."""
     return b"".join(path.read_bytes() for path in sorted((output / "ops" / "records").glob("*.json")))
 
 
@@ -295,8 +295,6 @@ def evaluated_here() -> Iterator[None]:
 
 
 class _FetchesHere(InThisProcess):
-    """A fetcher without a process of its own."""
-
     def __init__(self, mebibytes: int | None) -> None:
         self.mebibytes = mebibytes
 
@@ -383,7 +381,6 @@ def turn(parts: Parts, seconds: float = 0) -> None:
 
 
 def applied(parts: Parts) -> str | None:
-    """Return the commit of the published files."""
     return parts.reconciler.status.applied
 
 
@@ -480,12 +477,10 @@ class Bench:
         self.close()
 
     def decide(self, *documents: str, files: Mapping[str, str] | None = None) -> Self:
-        """Push a commit with these documents."""
         self.commits.push(snapshot(*documents, files=files))
         return self
 
     def wait(self, **given: float) -> Self:
-        """Let time pass."""
         self.now += timedelta(**given)
         return self
 
@@ -530,7 +525,6 @@ class Bench:
         return instance_tables.give(self.ledger, self.now, "ada", what, facts)
 
     def outcome(self, number: int) -> str:
-        """What came of a request; empty while it waits."""
         return instance_tables.outcome(self.ledger, number) or ""
 
     @property
@@ -550,15 +544,18 @@ class Bench:
         return self.instance.reconciler.standing.schedule
 
     @property
-    def servers(self) -> dict[str, RenderedState]:
+    def servers(self) -> Mapping[str, ServerState]:
         """As they were planned last."""
+        return self.instance.reconciler.standing.plans.servers
+
+    @property
+    def rendered(self) -> dict[str, RenderedState]:
         from tests.helpers.endpoints import rendered_states
 
         return rendered_states(self.instance.reconciler.standing)
 
     @property
     def record(self) -> Record | None:
-        """What is known of web01."""
         return self.knowledge.record(self.decisions.servers["web01"].uuid)
 
     def told(self, *types: str) -> list[str]:

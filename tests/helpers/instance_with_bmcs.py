@@ -22,9 +22,12 @@ from unittest.mock import patch
 import pytest
 
 from gitboot.cli.main import main
+from gitboot.controller import checkpoint
+from gitboot.controller.instance import standby, standby_tree
 from gitboot.ledger.location import PostgresAddress
 from tests.helpers.fleets import configured, fleet, give_credentials, image, mac_of, naming, policy, profile, uuid_of
 from tests.helpers.fleets import server as server_document
+from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.instance_in_process import evaluated_here
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql
 from tests.helpers.redfish_double.machine import Machine
@@ -40,8 +43,6 @@ BASE_URL = "baseURL: 'http://boot.test'"
 
 
 class Done(NamedTuple):
-    """How a command ended."""
-
     code: int
     out: str
     err: str
@@ -69,8 +70,6 @@ def typed(*arguments: object) -> Done:
 
 @dataclass
 class Blade:
-    """A server of the rack: what its document says, and the BMC that it says."""
-
     name: str
     machine: Machine
     bmc: RedfishServer
@@ -96,12 +95,10 @@ class Blade:
 
     @property
     def stands(self) -> bool:
-        """Whether an override stands on its BMC."""
         return self.machine.override[ENABLED] != "Disabled"
 
     @property
     def times_set(self) -> int:
-        """How often its BMC was told to boot from the network."""
         return sum(write["Boot"].get(ENABLED) in ("Once", "Continuous") for write in self.machine.writes)
 
 
@@ -159,7 +156,6 @@ class Rack:
         return self.blades[name]
 
     def push(self, subject: str = "Change") -> str:
-        """Commit what the rack is now."""
         servers = (blade.document for blade in self.blades.values())
         settings = naming(self.ledger(), fleet(self.settings)) if self.named else fleet(self.settings)
         return self.repository.push({"fleet.yaml": "---\n".join((settings, *servers, *self.pool))}, subject)
@@ -203,7 +199,6 @@ class Rack:
         return ("--spool", self.folder / "spool")
 
     def typed(self, *command: object) -> Done:
-        """A command about this rack's instance."""
         return typed(*command, "--state", self.state)
 
     def said(self, *command: object) -> str:
@@ -221,13 +216,10 @@ class Rack:
 
 
 def condition(instance: Instance, type: str) -> dict[str, Any]:
-    """A condition of a running instance; empty where it says nothing of it."""
     return next((each for each in instance.status()["conditions"] if each["type"] == type), {})
 
 
 def until_condition(instance: Instance, type: str, *, status: bool, reason: str) -> dict[str, Any]:
-    """Wait until a condition is what it should become."""
-
     def look() -> dict[str, Any] | None:
         found = condition(instance, type)
         return found if (found.get("status"), found.get("reason")) == (status, reason) else None
@@ -260,10 +252,21 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
+LARGE: Final = 100  # servers: so many have checkpoints and prepared trees
+
+
+@pytest.fixture
+def large_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take a fleet of `LARGE` servers for a large one, here and in the instances of a test."""
+    modules = checkpoint, standby, standby_tree
+    names = ", ".join(module.__name__ for module in modules)
+    monkeypatch.setenv(RUN_FIRST, f"import {names}\nfor module in ({names}): module.WORTH = {LARGE}")
+    for module in modules:
+        monkeypatch.setattr(module, "WORTH", LARGE)
+
+
 @dataclass
 class Host:
-    """A host, on which `gitboot run` runs at times."""
-
     rack: Rack
     name: str
     ledger: PostgresAddress
@@ -351,8 +354,6 @@ class Host:
 
 @dataclass
 class Pair:
-    """Both hosts, and the server that has their ledger."""
-
     server: PostgresServer
     schema: str
     one: Host
@@ -369,7 +370,6 @@ class Pair:
         return (int(epoch), _host_at(place)) if told else None
 
     def _holder(self) -> str:
-        """The name of the host that has had the lease last."""
         return _host_at(self.server.sql(f"SELECT place FROM {self.schema}.lease"))
 
     @property

@@ -108,8 +108,6 @@ _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
 
 class Way(Enum):
-    """How the server boots from the network."""
-
     ENTRY = "entry"  # DHCP's loader asks for it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
@@ -132,8 +130,6 @@ _IMAGES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """A maintenance."""
-
     start: datetime
     end: datetime
     often: str = "Once"
@@ -146,8 +142,6 @@ class Repair:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What Git says of the server."""
-
     often: str = "Once"
     provision: int = 1
     image: int = 1
@@ -229,8 +223,6 @@ class Process:
 
 @dataclass
 class Life:
-    """The server's whole world."""
-
     folder: Path
     bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
     profile: Profile
@@ -499,7 +491,6 @@ class Life:
             self._tell(observation)
 
     def fetch(self, client: str, at: datetime | None = None) -> None:
-        """Ask for the server's entry."""
         at = at or self.now
         found = [(name, each.paths[ENTRY]) for name, each in self.servers.items() if ENTRY in each.paths]
         if not found:
@@ -541,8 +532,6 @@ class Life:
     def written(
         self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
     ) -> None:
-        """Judge what gitboot has written to a BMC."""
-
         def wrong(what: str) -> None:
             self.violations.append(f"{self.now}: {what}: {dict(before)} -> {dict(after)} on {machine.name}")
 

@@ -323,7 +323,6 @@ class Store:
         self._client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **KEY)
 
     def reset(self) -> None:
-        """Let everything pass."""
         self.writes: list[str] = []
         self.log: list[str] = []  # of what was read, as S3 logs it
         self.fails: Callable[[int, str, str], str | int | None] = lambda *_: None

@@ -52,7 +52,6 @@ class Browser:
     _session: str | None = None
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """What a command answers."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -91,7 +90,6 @@ class Browser:
         return found["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait until an expression is true."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self.run(condition):
             assert time.monotonic() < deadline, (condition, self.text, self.faults)
@@ -104,7 +102,6 @@ class Browser:
 
     @property
     def text(self) -> str:
-        """What can be read of the page."""
         found: str = self.run("document.body.innerText")
         return found
 
@@ -136,7 +133,6 @@ class Browser:
 
     @contextmanager
     def traced(self, categories: str) -> Iterator[list[dict[str, Any]]]:
-        """The events of these categories; the list is filled when the context ends."""
         self._traced, self._is_traced = [], False
         self.call(
             "Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": categories.split(",")}
@@ -156,7 +152,6 @@ _KEYS: Final = {"Tab": 9, "Enter": 13, "/": 191}
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser whose profile lies in ``folder``; it ends with the context."""
     asked, send = os.pipe()
     receive, answered = os.pipe()
     command = ("chromium", *_OPTIONS, f"--user-data-dir={folder}", "about:blank")
@@ -434,7 +429,7 @@ def pictures(chromium: Browser, folder: Path, published: Path) -> None:
 
 
 def main() -> None:
-    from tests.fetchlog.test_unknown_machines_components import SENT
+    from tests.fetchlog.test_unknown_machines import SENT
 
     folder = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
     with tempfile.TemporaryDirectory() as profile_folder, site(night_fleet()) as found:

@@ -50,8 +50,6 @@ def git(folder: Path, *arguments: str) -> str:
 
 @dataclass
 class Repository:
-    """A bare repository, and a work tree from which it is pushed to."""
-
     bare: Path
     work: Path
 
@@ -64,7 +62,6 @@ class Repository:
         return made
 
     def push(self, files: Mapping[str, str], subject: str = "Change") -> str:
-        """Write files, commit and push; return the commit's id."""
         for path, text in files.items():
             (self.work / path).parent.mkdir(parents=True, exist_ok=True)
             (self.work / path).write_text(text)
@@ -95,7 +92,6 @@ class Instance:
         return made
 
     def get(self, path: str, **more: Any) -> httpx.Response:
-        """What a boot loader is answered."""
         return httpx.get(f"{self.url}{path}", **{"headers": LOADER, "timeout": 60, "verify": False, **more})
 
     def status(self) -> dict[str, Any]:
@@ -207,31 +203,32 @@ def is_program(pid: int, name: str) -> bool:
 
 
 def evaluators(parent: int) -> list[int]:
-    """The evaluators that a process has started."""
     return _children(parent, "evaluator")
 
 
 def fetchers(parent: int) -> list[int]:
-    """The processes that fetch for one."""
     return _children(parent, "git")
 
 
 def alive(process: int) -> bool:
-    """Whether a process has not come to its end."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
+def ran_until(pid: int, seconds: float) -> None:
+    """Wait until a process has had so much of a processor: proc_pid_schedstat(5)."""
+    while int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
+
+
 def peak_mib(process: int) -> int:
-    """The most memory that a process ever had."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
 
 
 def children(parent: int) -> list[int]:
-    """The processes that a process has started, of whatever name."""
     return [each for name in ("evaluator", "source", "serve") for each in _children(parent, name)]
 
 

@@ -140,7 +140,6 @@ class ListSigner:
 
 
 def list_name(path: str) -> str:
-    """The name of a path below boot/ in a listing."""
     is_secret = token_in(BOOT + path) is not None or means(BOOT + path) is MEDIUM
     return hashed_path(path) if is_secret else path
 
@@ -189,7 +188,6 @@ def sign_tree(
 
 
 def write_list(boot: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a list below a tree's boot/, the timestamp last, in place of the publisher's list."""
     shutil.rmtree(boot / "signed", ignore_errors=True)
     for name, content in sorted(files.items(), key=lambda each: each[0] == "timestamp.json"):
         path = boot / "signed" / name
@@ -259,12 +257,10 @@ def assert_list_is_whole(files: Mapping[str, bytes]) -> None:
 
 
 def files_in(boot: Path) -> dict[str, bytes]:
-    """The files below a folder, by path."""
     return {str(path.relative_to(boot)): path.read_bytes() for path in boot.rglob("*") if path.is_file()}
 
 
 def made_keys(folder: Path, now: datetime) -> Path:
-    """Return a new folder of list keys."""
     make_list_keys(folder, None, now)
     return folder
 
@@ -277,12 +273,10 @@ def listed_server(name: str, files: Files) -> dict[str, File]:
 
 
 def publish(directory: Directory, servers: dict[str, Files | None], shared: Files | None, at: datetime) -> None:
-    """Publish servers; with shared files, these are all servers."""
     directory.publish(servers, shared, complete=shared is not None, commit="c0ffee", at=at)
 
 
 def names(root: Path) -> set[str]:
-    """The names of the metadata in a tree."""
     return {each.name for each in (root / SIGNED).iterdir() if each.is_file()}
 
 
@@ -302,13 +296,11 @@ class SignedSite:
 
     @property
     def public(self) -> Path:
-        """The public root key."""
         assert self.keys is not None
         return self.keys / "root.pub"
 
     @property
     def key(self) -> bytes:
-        """The public root key in 32 bytes."""
         (found,) = parse_keys(self.public.read_text())
         return found
 

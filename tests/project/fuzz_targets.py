@@ -108,7 +108,6 @@ def template(data: bytes) -> None:
 
 
 def secret(data: bytes) -> None:
-    """A file that is called a secret."""
     with suppress(NotSealed, Unopened):
         _keys().open(sealed(data))
 
@@ -191,8 +190,6 @@ def redfish(data: bytes) -> None:
 
 
 class _Bmc(ThreadingHTTPServer):
-    """Answers each request with the next part: a status of three digits and a JSON document, or bytes as they are."""
-
     daemon_threads = True
     answers: Iterator[bytes] = iter(())
 

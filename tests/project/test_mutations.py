@@ -21,7 +21,6 @@ FAULTS = mutations.load()
 
 
 def functions_of(file: str) -> set[str]:
-    """The names of a file's functions, without importing it."""
     path = ROOT / file
     found = ast.parse(path.read_text()).body if path.is_file() else []
     return {each.name for each in found if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}

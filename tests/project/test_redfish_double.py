@@ -84,7 +84,6 @@ def _boot(client: httpx.Client, machine: Machine) -> Any:
 
 
 def _write(client: httpx.Client, path: str | None, boot: dict[str, str], etag: str | None = None) -> str:
-    """PATCH, and give the status with the last word of the message id."""
     assert path
     headers = {"If-Match": etag} if etag else {}
     response = client.patch(path, json={"Boot": boot}, headers=headers)

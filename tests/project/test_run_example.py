@@ -33,8 +33,6 @@ _COLUMNS = 80
 
 @dataclass
 class Run:
-    """A run, and the mark in the environment of all that it has started."""
-
     process: subprocess.Popen[bytes]
     mark: str
     scratch: Path
@@ -74,7 +72,6 @@ class Run:
             time.sleep(0.1)
 
     def left(self) -> list[str]:
-        """What does not end, by its command."""
         until = time.monotonic() + _PATIENCE_S
         while (pids := self.started()) and time.monotonic() < until:
             time.sleep(0.1)

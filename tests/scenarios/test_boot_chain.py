@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
+
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.ledger import instance_tables
+from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
+from gitboot.system_clock import Keeping
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import mac_of
-from tests.helpers.instance_in_process import in_process
+from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.running_instance import Repository, eventually, git
 from tests.scenarios.test_kill import documents
 
@@ -25,7 +32,6 @@ ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
 
 
 def history(repository: Path, commits: int) -> list[str]:
-    """That many commits in a row, each with an image of its own."""
     stream = []
     for number in range(commits):
         stream.append(
@@ -110,3 +116,135 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
         wrong = [found for found in chains if found is None or not found.startswith("flatcar-")]
         assert not wrong, f"{kind}: {wrong}"
         assert len(chains) > 2 * lives, f"{kind} saw only {len(chains)} versions"
+
+
+# The seed problem at every lookup: at one instant there is one answer, whenever passes happen to run
+
+
+USER_DATA = "userData: {format: Ignition/3.4, template: t.j2}"
+DOCUMENTS = (
+    fleet(),
+    server("web01", spec="addresses").replace(", addresses", "").replace('"}]', '", addresses: [127.0.0.1]}]'),
+    image("flatcar-1", "userData: Ignition/3.4", "kernel, initrd, loader"),
+    image("repair-7", "writesDisk: false, userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+    profile("web", "flatcar-1", f"httpBoot: loader, {USER_DATA}", method="UefiHttp"),
+    profile("repair", "repair-7", f"httpBoot: uki, {USER_DATA}", method="UefiHttp"),
+    policy("web"),
+    maintenance("repair", "20T22:00 21T04:00"),
+)
+TEMPLATE = '{"ignition": {"version": "3.4.0"}, "image": {{ image.name | tojson }}}\n'
+START, END = at("20T22:00"), at("21T04:00")
+MAC = mac_of("web01")
+LOOKUPS = (
+    f"/v1/boot/{MAC}/boot.ipxe",
+    f"/v1/boot/{MAC.replace(':', '')}/boot.ipxe",
+    f"/ipxe/{uuid_of('web01')}",
+    f"/ignition/{uuid_of('web01').upper()}",
+    "/httpboot",
+)
+
+
+class Clock:
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@contextmanager
+def served(folder: Path, clock: Clock) -> Iterator[str]:
+    output, listening = folder / "output", listen_at("127.0.0.1:0")
+    compared = ComparedClock(clock, keeping=lambda: Keeping.SYNCHRONISED)  # it is set forward, and is right
+    tree = PublishedTree(output, clock, compared=compared)
+    with EndpointServer(Endpoint(output, tree, clock), listening):
+        yield url_of("127.0.0.1:0", listening)
+
+
+@contextmanager
+def assembled(folder: Path, clock: Clock) -> Iterator[Parts]:
+    repository = Repository.create(folder / "git")
+    repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
+    with in_process(folder, repository.bare, clock=clock) as parts:
+        parts.source.fetch()
+        yield parts
+
+
+def instants() -> list[datetime]:
+    """Around both ends of the window, to the microsecond, and well away from them; shuffled."""
+    offsets = [timedelta(microseconds=us) for us in (-1_000_000, -1, 0, 1, 999_999)] + [timedelta(hours=2)]
+    found = [end + offset for end in (START, END) for offset in offsets] + [START - timedelta(days=1)]
+    return sorted(found)
+
+
+def answers(client: httpx.Client) -> set[str]:
+    found = set()
+    for path in LOOKUPS:
+        body = client.get(path).text
+        found.add("repair-7" if "repair-7" in body else "flatcar-1" if "flatcar-1" in body else f"{path}: {body!r}")
+    return found
+
+
+def expected(now: datetime) -> set[str]:
+    return {"repair-7"} if START <= now < END else {"flatcar-1"}
+
+
+def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: Path, lives: int) -> None:
+    clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
+    with assembled(tmp_path, clock) as parts:
+        instance = parts.reconciler
+        instance.reconcile(clock.now)
+        for _ in range(5 * lives):
+            clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
+            instance_tables.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
+            instance.reconcile(clock.now)
+            with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+                for now in instants():
+                    clock.now = now
+                    if order.random() < 0.3:  # a pass may come at any time, or not at all
+                        instance.reconcile(now)
+                    asked += len(LOOKUPS)
+                    assert answers(client) == expected(now), now
+    assert asked > 250 * lives
+
+
+def test_a_tree_that_is_only_served_flips_at_the_instant_too(tmp_path: Path) -> None:
+    clock = Clock(START - timedelta(hours=1))
+    with assembled(tmp_path, clock) as parts:
+        parts.reconciler.reconcile(START - timedelta(hours=1))
+    with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+        for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
+            clock.now = now
+            entries = {path: client.get(path).text for path in LOOKUPS[:4]}
+            found = {"repair-7" if "repair-7" in body else "flatcar-1" for body in entries.values()}
+            assert found == expected(now)
+
+
+def states(folder: Path) -> dict[str, tuple[Turn, ...]]:
+    """The versions of all paths, as they are published."""
+    return dict(parse((folder / "output" / state_path("web01")).read_bytes()).paths)
+
+
+def test_what_comes_next_is_published_before_its_instant(tmp_path: Path) -> None:
+    with assembled(tmp_path, Clock(START)) as parts:
+        instance = parts.reconciler
+        instance.reconcile(START - timedelta(hours=1))
+        state = parse((tmp_path / "output" / state_path("web01")).read_bytes())
+        versions = [version for each in state.paths.values() for version in each]
+        assert {version.since for version in versions} == {None, START, END}
+        held = {*state.contents, *(each.sha256 for each in state.files.values())}
+        assert {version.content for version in versions} <= {None, *held}
+        assert all((tmp_path / "output" / path).is_file() for path in state.files)
+
+
+def test_planning_at_the_transition_gives_what_was_announced(tmp_path: Path) -> None:
+    with assembled(tmp_path, Clock(START)) as parts:
+        instance = parts.reconciler
+        instance.reconcile(START - timedelta(hours=1))
+        before = states(tmp_path)
+        instance.reconcile(START)
+        after = states(tmp_path)
+    for path in {*before, *after}:
+        announced, now = (turn_of(found.get(path, ()), START)[0] for found in (before, after))
+        assert (announced and announced.content) == (now and now.content), path
+        assert (announced and announced.digest) == (now and now.digest), path

@@ -25,7 +25,7 @@ from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageErr
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import bucket_opener
 from gitboot.publish.targets.sync_steps import StoreTarget
-from tests.controller.test_notifications_delivery import NOON, NOTICE
+from tests.controller.test_notifications import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import http_peers
 from tests.helpers.bmcs import PASSWORD, racks
@@ -50,8 +50,6 @@ def write_pair(folder: Path, password: str, user: str = "git") -> None:
 
 
 def until(instance: Instance, type: str, *, status: bool) -> dict[str, Any]:
-    """Return a condition once it has a status."""
-
     def look() -> dict[str, Any] | None:
         found = {each["type"]: each for each in instance.status()["conditions"]}.get(type)
         return found if found is not None and found["status"] is status else None

@@ -178,7 +178,6 @@ def test_finding_s7_no_machine_commands_the_terminal_that_shows_events(rack: Rac
 
 
 def _until(stream: Iterator[str], lines: list[str], pattern: str) -> str:
-    """Read lines until one has the pattern; return that."""
     for line in stream:
         lines.append(line.rstrip("\n"))
         if found := re.search(pattern, line):

@@ -241,7 +241,6 @@ class World:
     now: datetime
 
     def push(self, *documents: str, message: str = "Change") -> str:
-        """Push a fleet of these documents, and let the instance see it."""
         text = "---\n".join((fleet(), *IMAGES, *PROFILES, *documents))
         commit = self.repository.push({"fleet.yaml": text}, message)
         self.turn()
@@ -261,7 +260,6 @@ class World:
         self.turn(minutes=2)
 
     def fetch(self, *names: str) -> None:
-        """Their machines fetch what they boot now."""
         for name in names:
             plan = self.plan(name)
             assert plan is not None
@@ -282,7 +280,6 @@ class World:
         return next(((each.status, each.reason) for each in found), None)
 
     def request(self, what: str, **given: object) -> None:
-        """Leave a request, as the command line does, and let it be carried out."""
         instance_tables.give(self.parts.ledger, self.now, "ada", what, given)
         self.turn()
 

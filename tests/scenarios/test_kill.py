@@ -1,26 +1,48 @@
-"""Killed at any instant of a pass: whole entries of one commit or the other, and a ledger that can be read."""
+"""Processes killed at any instant: of a pass, of a hand-over between two sites, and around a PATCH of a BMC."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import signal
 import sqlite3
+import tempfile
+import threading
+import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final, TextIO
 
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli.main import cli
+from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
+from gitboot.ledger import server_tables
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.instance_in_process import in_process
-from tests.helpers.running_instance import Repository, git
+from gitboot.resolve.provisioning_record import Record
+from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench, in_process
+from tests.helpers.redfish_double.machine import Answer, Boot, Machine
+from tests.helpers.redfish_double.profiles import ENABLED, Json
+from tests.helpers.redfish_double.server import RedfishServer, Service
+from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.publish.test_publisher_kill import ran_until
+from tests.scenarios.test_installations import INSTALLS, World, shown
+from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
 
 def documents(image_name: str) -> dict[str, str]:
@@ -48,7 +70,6 @@ def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
 
 
 def passes(folder: Path, repository: Path) -> None:
-    """What the child does until it is killed: fetch and pass, again and again."""
     with in_process(folder, repository, allow_rewind=True) as parts:
         while True:
             parts.source.fetch()
@@ -106,3 +127,288 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
     boot = tmp_path / "output" / "boot"
     for name, content in versions[commits[(kills - 1) % 2]].items():
         assert (boot / name).read_bytes() == content
+
+
+# A server that changes its site, while whoever hands it over is killed: at most one of two sites ever installs it
+
+
+WEB01: Final = SystemUuid(uuid_of("web01"))
+_LONGEST_S: Final = 60
+
+
+@dataclass
+class Move:
+    """A server between two sites, each with an instance on a folder of its own."""
+
+    folder: Path
+    repository: Repository
+    ledgers: dict[str, str]
+
+    def push(self, site: str) -> None:
+        text = "---\n".join((fleet_of(self.ledgers), *BOOTS, *placed(web01=site, web02="fra1", web03="ams2")))
+        self.repository.push({"fleet.yaml": text}, f"To {site}")
+
+    def turn(self, site: str, *, installs: bool = False) -> tuple[object, object] | None:
+        """Let the instance of a site look; what it wants of the server, if it has it."""
+        with in_process(self.folder / site, self.repository.bare, site=site) as parts:
+            world = World(parts, self.repository, at("20T12:00" if installs else "20T13:00"))  # no clock goes back
+            world.turn()
+            if installs:
+                world.install("web01")
+            found = parts.reconciler.standing.plans.servers.get("web01")
+            return shown(found.plan) if found is not None else None
+
+    def hand_over(self, old: str, new: str) -> None:
+        """All that a person types and what both instances do meanwhile, from the beginning."""
+        for site in (old, new):
+            self.turn(site)
+        if self.record(new) is None:
+            file = self.folder / "web01.json"
+            file.write_text(self.typed("hand-over", "web01", "--state", str(self.folder / old / "state")))
+            taking = ("--reason", "moved", "--state", str(self.folder / new / "state"))
+            self.typed("take-over", str(file), *taking)
+        self.turn(new)
+
+    def typed(self, *arguments: str) -> str:
+        done = CliRunner().invoke(cli, ["records", *arguments])
+        assert done.exit_code == 0, done.exception
+        return done.stdout
+
+    def record(self, site: str) -> Record | None:
+        with open_ledger(self.folder / site / "state" / LEDGER) as ledger:
+            return server_tables.read_records(ledger).get(WEB01)
+
+    def installing(self) -> list[str]:
+        """The sites at which the server is published to be installed."""
+        files = {site: self.folder / site / "output/ops/servers/web01.json" for site in SITES}
+        return [site for site, file in files.items() if file.exists() and "web01: Network" in _published(file)]
+
+
+def _published(file: Path) -> str:
+    return "\n".join(json.loads(file.read_bytes())["contents"].values())
+
+
+def killed(do: Move, old: str, new: str, after_s: float) -> bool:
+    """Do it in a process that is killed after a while; say whether it had come to its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            tempfile.tempdir = str(do.folder)  # what is left there goes with it
+            do.hand_over(old, new)
+            code = 0
+        except BaseException:  # noqa: BLE001 - the parent shows it
+            (do.folder / "failure").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    until = time.monotonic() + after_s
+    while time.monotonic() < until:
+        if (ended := os.waitpid(child, os.WNOHANG))[0]:
+            assert os.waitstatus_to_exitcode(ended[1]) == 0, (do.folder / "failure").read_text()
+            return True
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Move:
+    repository, ledgers = Repository.create(tmp_path / "git"), {}
+    with ExitStack() as stack:
+        for site in SITES:
+            parts = stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
+            ledgers[site] = parts.reconciler.standing.knowledge.facts.identity
+    return Move(tmp_path, repository, ledgers)
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["pending", "installed"])
+def test_killed_at_any_instant_one_has_it_or_nobody_and_it_is_typed_again(
+    move: Move, lives: int, *, installed: bool
+) -> None:
+    chance, kills = random.Random(2029), 0
+    old, new = SITES
+    move.push(old)
+    for site in SITES:
+        move.turn(site, installs=installed and site == old)
+    for _ in range(3 * lives):
+        handed = move.record(old)
+        assert handed is not None and handed.provision == (1 if installed else None)
+        move.push(new)
+        tries, ended = 0, False
+        while not ended:
+            tries += 1
+            after_s = chance.uniform(0, 0.02 * (tries - 1))  # the first is killed at once, however fast this machine is
+            ended = killed(move, old, new, after_s if tries < 12 else _LONGEST_S)
+            kills += not ended
+            assert move.installing() in ([], [old], [new]), "never at both"
+            known = move.record(new)
+            assert known is None or known.provision == handed.provision
+        assert move.installing() == ([] if installed else [new])
+        taken = move.record(new)
+        assert taken is not None and taken.provision == handed.provision
+        assert (move.turn(new) == INSTALLS, move.turn(old)) == (not installed, None)
+        old, new = new, old
+    assert kills >= 3 * lives
+
+
+# Killed at any instant between record, set and confirm: no key is set twice, and the ledger stays whole
+
+
+POINTS = ("the PATCH has arrived", "the PATCH was applied", "it is read back", "some instant")
+PASSES = 2
+
+
+def set_and_look(folder: Path, order: dict[str, Any]) -> None:
+    """What the child does until it is killed: it sets the number that it is told, and looks what became of it."""
+    bmc = f"bmc: {{address: '{order['bmc']}', system: {order['system']}, credentials: rack}}"
+    with Bench(folder, credentials=folder) as bench:
+        bench.now = datetime.fromisoformat(order["at"])
+        bench.decide(
+            fleet(),
+            server("web01", spec=f"provision: {order['provision']}, {bmc}"),
+            image("flatcar-1", "configFrom: None", "uki"),
+            profile("web", "flatcar-1", "httpBoot: uki", method="UefiHttp"),
+            policy("web", often="Once"),
+        )
+        for _ in range(PASSES):
+            bench.reconcile()
+            bench.wait(seconds=31)
+
+
+@dataclass
+class Nursery:
+    """A process without threads that makes children on demand: a process with threads had better not fork."""
+
+    orders: TextIO
+    births: TextIO
+    pid: int
+
+    def bear(self, **order: Any) -> int:
+        """Let a child carry out an order; return its process id."""
+        print(json.dumps(order), file=self.orders, flush=True)
+        return int(self.births.readline())
+
+    def ended(self) -> int:
+        """Wait for the child, and return how it ended."""
+        return int(self.births.readline())
+
+
+@contextmanager
+def nursery(folder: Path) -> Iterator[Nursery]:
+    (orders_in, orders_out), (births_in, births_out) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(orders_out)
+        with os.fdopen(orders_in) as orders, os.fdopen(births_out, "w") as births:
+            for line in orders:
+                child = os.fork()
+                if child == 0:
+                    status = 1
+                    try:
+                        set_and_look(folder, json.loads(line))
+                        status = 0
+                    except BaseException:  # noqa: BLE001 - the parent shows it
+                        (folder / "failure").write_text(traceback.format_exc())
+                    finally:
+                        os._exit(status)
+                print(child, file=births, flush=True)
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=births, flush=True)
+        os._exit(0)
+    os.close(orders_in)
+    os.close(births_out)
+    with os.fdopen(orders_out, "w") as orders, os.fdopen(births_in) as births:
+        yield Nursery(orders, births, pid)
+    os.waitpid(pid, 0)
+
+
+@dataclass
+class Victim:
+    """The child, and where it is to be killed."""
+
+    point: str = ""
+    pid: int = 0
+    patched: bool = False
+    born: threading.Event = field(default_factory=threading.Event)
+
+    def reach(self, point: str) -> None:
+        if point == self.point and self.born.wait(60):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Watched(Machine):
+    """A machine that knows what its BMC was really made to boot, and kills who wrote it."""
+
+    victim = Victim()
+    provision = 1
+    standing: int | None = None  # the number that stands
+    sets = 0
+
+    def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
+        self.victim.reach("the PATCH has arrived")  # and is applied all the same: it is in the BMC's hands
+        answer = super().patch(path, body, if_match)
+        if self.override[ENABLED] == "Once":
+            assert answer.status == 200
+            self.standing = self.provision
+            self.sets += 1
+            self.victim.patched = True
+            self.victim.reach("the PATCH was applied")
+        return answer
+
+    def system(self) -> Json:
+        if self.victim.patched:
+            self.victim.reach("it is read back")
+        return super().system()
+
+
+def test_an_instance_that_is_killed_around_a_patch_sets_no_key_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lives: int
+) -> None:
+    kills = 10 * lives
+    monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here
+    give_credentials(tmp_path, password="secret")
+    chance, killed = random.Random(20261121), Counter[str]()
+    machine = Watched("web01", uuid=uuid_of("web01"))
+    booted: list[int] = []  # the numbers that were booted from the network, each time that one was
+
+    def on_boot(boot: Boot) -> None:
+        if boot.target == "UefiHttp":
+            assert machine.standing is not None
+            booted.append(machine.standing)
+
+    machine.on_boot = on_boot
+    with nursery(tmp_path) as children, RedfishServer(Service(machine)) as bmc:
+
+        def live(point: str) -> int:
+            """Let a child live until it is killed at a point, or ends without having come there."""
+            machine.victim = victim = Victim(point)
+            facts = {"bmc": bmc.url, "system": machine.path, "provision": machine.provision}
+            victim.pid = children.bear(**facts, at=machine.now.isoformat())
+            victim.born.set()
+            if point == "some instant":
+                time.sleep(chance.uniform(0, 0.06))
+                with suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(victim.pid, signal.SIGKILL)
+            status = children.ended()
+            while bmc.is_busy:  # what it sent last is still carried out
+                time.sleep(0.001)
+            assert status in (0, -signal.SIGKILL), (tmp_path / "failure").read_text()
+            return status
+
+        while killed.total() < kills:
+            point = chance.choice(POINTS)
+            reached = live(point) == -signal.SIGKILL
+            killed[point] += reached
+            with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
+                assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            machine.advance(600)
+            if chance.random() < 0.4:
+                machine.run_through()
+            if not reached or machine.provision in booted or chance.random() < 0.2:
+                machine.provision += 1
+            assert len(booted) == len(set(booted)), f"set again after it was booted: {booted}"
+        machine.provision += 1
+        assert live("") == 0
+        machine.run_through()
+        assert booted[-1] == machine.provision, "what was killed so often sets no more"
+    assert len(booted) == len(set(booted)) >= kills // 10
+    assert min(killed[point] for point in POINTS) >= kills // 20, killed

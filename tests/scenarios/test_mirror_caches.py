@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from tests.helpers.instance_with_bmcs import POOL
 from tests.helpers.mirrors import CACHES, WAYS, Way, broken, endpoint_at, unconfigured_nginx
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_mirror_program import MirrorHost
-from tests.render.test_boot_files_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
+from tests.render.test_boot_files import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
@@ -59,26 +59,23 @@ class Cached(NamedTuple):
         return http_peers.get(f"{self.url}{path}", headers=LOADER)
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(params=CACHES)
-def cache(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def cached(way: str, cache: str, tmp_path: Path) -> Iterator[Cached]:
-    site, folder = Site(tmp_path / "output"), tmp_path / "way"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
+    """Yield one environment for all tests of a way out and a cache. Its time goes on: no test publishes for INSIDE."""
+    way, cache = request.param
+    folder = tmp_path_factory.mktemp(f"{way}-{cache}")
+    site = Site(folder / "output")
+    (folder / "way").mkdir()
     site.publish(WINDOW, at=INSIDE)
-    opened = endpoint_at(site.root, INSIDE, AFTER) if way == "endpoint" else WAYS[way](site.root, folder)
+    opened = endpoint_at(site.root, INSIDE, AFTER) if way == "endpoint" else WAYS[way](site.root, folder / "way")
     with opened as found:
         behind = urlsplit(found.url)
-        with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / "cache") as url:
+        with CACHES[cache](f"{behind.scheme}://{behind.netloc}", folder / "cache") as url:
             yield Cached(site, found, f"{url}{behind.path}")
+
+
+def of_pairs(pairs: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("cached", pairs, indirect=True, ids=map("-".join, pairs))
 
 
 def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
@@ -88,7 +85,7 @@ def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
     return {path: each.content for path, each in found.items() if (each.status_code, each.content) != wanted[path]}
 
 
-@pytest.mark.parametrize(("way", "cache"), [*PAIRS, *(("endpoint", cache) for cache in CACHES)])
+@of_pairs([*PAIRS, *(("endpoint", cache) for cache in CACHES)])
 def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
     """A cache with its default settings answers with the version that the mirror has, and with its headers."""
     for _ in range(2):
@@ -104,11 +101,11 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
 
-@pytest.mark.parametrize(("way", "cache"), [*PAIRS, ("endpoint", "varnish")])
-def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: str) -> None:
+@of_pairs([*PAIRS, ("endpoint", "varnish")])
+def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached) -> None:
     """A new boot script is found at once. A file that cannot be read is an error only while it cannot be read."""
     for _ in range(2):
-        assert {cached.get(path).status_code for path in NEW} == {403 if way == "bucket" else 404}
+        assert {cached.get(path).status_code for path in NEW} == {404 if cached.way.store is None else 403}
     cached.publish(MORE)
     assert contents(cached, MORE) == {}
     if (folder := cached.way.folder) is not None:
@@ -120,7 +117,7 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: s
         assert cached.get(NOBODY).status_code == 404
 
 
-@pytest.mark.parametrize(("way", "cache"), [pair for pair in PAIRS if pair[0] != "bucket" or pair[1] == "varnish"])
+@of_pairs([pair for pair in PAIRS if pair[0] != "bucket" or pair[1] == "varnish"])
 def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(cached: Cached) -> None:
     """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
     cached.publish(EVERY)
@@ -153,7 +150,6 @@ def test_finding_m7_a_mirror_whose_boot_scripts_a_cache_may_keep_is_reported(
 
 
 def faults(url: str, *more: object) -> dict[str, str]:
-    """Return what `gitboot verify-mirror` reports, by path."""
     done = captured("verify-mirror", url, *more, "-o", "json")
     assert done.stdout, done.stderr
     return {f"/{each['path']}": each["fault"] for each in json.loads(done.stdout)["items"]}
@@ -212,32 +208,37 @@ def test_finding_m1_the_mirrors_program_ends_a_window_of_a_branch(tmp_path: Path
         assert (host.run(AFTER), host.boots()) == (1, ENDED.boot_files[ENTRY].content)
 
 
-@pytest.mark.parametrize("settings", ["", ", endpoint: 'http://127.0.0.1:9'"], ids=["no endpoint", "an endpoint"])
 @pytest.mark.parametrize("way", COPIES)
-def test_finding_m2_no_way_out_installs_a_server(way: str, settings: str, tmp_path: Path) -> None:
+def test_finding_m2_no_way_out_installs_a_server(way: str, tmp_path: Path) -> None:
     published = Site(tmp_path / "output")
-    fleet_of = fleet(f"baseURL: 'http://boot.test'{settings}", copies=False)
-    published.publish(planned(fleet_of, server("web01", spec="provision: 1"), *POOL))
+    waiting = server("web01", spec="provision: 1"), *POOL
+    without, named = (
+        planned(fleet(f"baseURL: 'http://boot.test'{more}", copies=False), *waiting)
+        for more in ("", ", endpoint: 'http://127.0.0.1:9'")
+    )
+    published.publish(without)
     (tmp_path / "way").mkdir()
     with WAYS[way](published.root, tmp_path / "way") as found:
+        assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
+        published.publish(named)
+        found.bring_up()
         assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
 
 
 # The list
 
 
-@pytest.mark.parametrize(("way", "cache"), [*((way, None) for way in WAYS), *(("nginx", cache) for cache in CACHES)])
-def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, cache: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, tmp_path: Path) -> None:
     """By the list that the copy carries, with the public key alone; through a cache as without."""
     site, folder = SignedSite(tmp_path), tmp_path / "way"
     folder.mkdir()
     site.publish(ENDED, AFTER, made=datetime.now(UTC))
-    with ExitStack() as stack:
-        found = stack.enter_context(WAYS[way](site.root, folder))
+    with WAYS[way](site.root, folder) as found, ExitStack() as stack:
         behind = urlsplit(found.url)
-        url = f"{behind.scheme}://{behind.netloc}"
-        if cache is not None:
-            url = stack.enter_context(CACHES[cache](url, tmp_path / "cache"))
+        origin = f"{behind.scheme}://{behind.netloc}"
+        caches = CACHES if way == "nginx" else {}
+        through = [stack.enter_context(caches[name](origin, tmp_path / name)) for name in caches]
         edited = ENDED.boot_files[FIRST].content[:-2] + b"#\n"
         if found.store is not None:
             found.store.put("boots", f"site/boot{FIRST}", edited)
@@ -247,7 +248,8 @@ def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, cache: str
             file.write_bytes(edited)
             os.utime(file, (before.st_mtime, before.st_mtime))
         by_store = {NOBODY: "Wrong"} if found.store is not None else {}  # its 403 has a body
-        assert faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
+        for url in (origin, *through):
+            assert faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
 
 
 # A bucket
@@ -260,30 +262,29 @@ REPORTED = planned(
 )
 
 
-@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
-def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
-    tmp_path: Path, cache: str, more: tuple[str, ...]
-) -> None:
+def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path: Path) -> None:
     """By the access log of the bucket, which has only the paths with tokens as evidence."""
     site = Site(tmp_path / "output")
     site.publish(REPORTED)
+    (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
     with WAYS["bucket"](site.root, tmp_path) as way:
         behind, store = urlsplit(way.url), way.store
         assert store is not None
         assert any(" REST.GET.OBJECT " in line and "/provisioned/" in line for line in store.log)
         assert evidence(store.log, tmp_path / "spool") == [], "gitboot itself reads back what it has written"
-        with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / cache) as url:
-            done = captured("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
-            assert done.returncode == 8, "its 403 has a body"
-            assert evidence(store.log, tmp_path / "spool") == []
-            (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
-            assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
-            http_peers.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
-            assert evidence(store.log, tmp_path / "spool") == [f"boot{report}"]
+        for name, cache in CACHES.items():
+            store.log.clear()
+            with cache(f"{behind.scheme}://{behind.netloc}", tmp_path / name) as url:
+                for more in ((), ("--read-entries",)):
+                    done = captured("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
+                    assert done.returncode == 8, "its 403 has a body"
+                    assert evidence(store.log, tmp_path / f"spool of {name}") == []
+                    assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
+                http_peers.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
+                assert evidence(store.log, tmp_path / f"spool of {name}") == [f"boot{report}"]
 
 
 def evidence(log: list[str], spool: Path) -> list[str]:
-    """Return the paths of the evidence in an access log."""
     done = captured("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
     return [each.path for each in take(spool, {}).observations]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server
 from tests.helpers.git_repositories import free_port, program
@@ -48,7 +48,6 @@ class Client:
         return f"/v1/boot/{mac_of(self.name).replace(':', '-')}/boot.ipxe"
 
     def loads(self) -> str:
-        """What its loader is given."""
         found = self.get(self.entry, **IPXE)
         assert found.status_code == 200
         return found.text
@@ -57,7 +56,6 @@ class Client:
         return "\nkernel " in self.loads()
 
     def starts(self, script: str) -> None:
-        """The system that a script boots asks for its user data."""
         found = re.search(r"ds=nocloud;s=http://boot\.test(\S+?)['\"\s]", script)
         assert found is not None, script
         for name in ("meta-data", "user-data"):
@@ -339,7 +337,6 @@ def proxied(url: str, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def nginx(text: str, folder: Path) -> Iterator[str]:
-    """Run nginx with a configuration in which PORT stands for a free port; return its base URL."""
     folder.mkdir()
     port = str(free_port())
     (folder / "nginx.conf").write_text(text.replace("PORT", port))

@@ -194,7 +194,6 @@ def _check_nothing_is_served(given: Case, documents: list[str]) -> None:
 
 
 def _of_configs(given: Case) -> Iterator[str]:
-    """An image and a profile for each configuration, and the policies of those that owners bring in."""
     methods = {"IPXEBootConfig": ("Pxe", ""), "HTTPBootConfig": ("UefiHttp", "httpBoot: uki, ")}
     for config in given["configs"]:
         name, (method, boots) = config["name"], methods[config["kind"]]
@@ -211,7 +210,6 @@ def _of_configs(given: Case) -> Iterator[str]:
 
 
 def _of_servers(given: Case) -> Iterator[str]:
-    """The servers, of which one request found the configurations, and their maintenances."""
     standing = {_key(each) for each in given["serverBootConfigurations"]}
     for each in given["servers"]:
         name, ref, active = each["name"], each["maintenanceBootConfigurationRef"], each["state"] == "Maintenance"
@@ -460,7 +458,6 @@ def validation_gate(case: Case) -> None:
 
 
 def wanted_by(planned: BootPlan | None) -> Wanted | None:
-    """What a plan wants of a BMC."""
     if planned is None or planned.override is None:
         return None
     override = planned.override
@@ -497,7 +494,6 @@ class Rack:
         self._server.__exit__(kind, error, trace)
 
     def ask(self, wanted: Wanted | None, switching: Switching | None = None) -> TaskResult:
-        """One pass over this BMC."""
         job = BmcTask(
             server="web01",
             uuid=SystemUuid(uuid_of("web01")),

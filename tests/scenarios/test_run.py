@@ -224,7 +224,6 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
 
 
 def passes(instance: Instance) -> int:
-    """How often it has reconciled."""
     line = "\ngitboot_reconcile_duration_seconds_count "
     return int(float(instance.get("/metrics").text.partition(line)[2].partition("\n")[0]))
 

@@ -29,7 +29,6 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
 
 @contextmanager
 def server_stopped(server: PostgresServer) -> Iterator[None]:
-    """The ledger's PostgreSQL is down, as long as the block runs."""
     server.stop(signal.SIGQUIT)
     yield
     server.start()
@@ -37,7 +36,6 @@ def server_stopped(server: PostgresServer) -> Iterator[None]:
 
 @contextmanager
 def ledger_locked(rack: Rack) -> Iterator[None]:
-    """A local user holds a lock on the ledger, as long as the block runs."""
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield

@@ -75,7 +75,6 @@ BOOTS: Final = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "
 
 
 def placed(**where: str) -> tuple[str, ...]:
-    """Servers that are to be installed, each with its site."""
     return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
 
 
@@ -92,8 +91,6 @@ def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Colle
 
 @dataclass
 class Country:
-    """A repository, and an instance for each of its sites, of which nothing is installed yet."""
-
     repository: Repository
     instances: Mapping[str, World]
 

@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,9 +19,8 @@ import pygit2
 import pytest
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
-from tests.helpers import running_instance as instance_module
 from tests.helpers.fleets import SEED, configured, document, give_credentials, image, mac_of, policy, profile, uuid_of
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import RUN_FIRST, captured
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, typed, until_condition
 from tests.helpers.mirrors import KEY, Store, s3_server
 from tests.helpers.running_instance import Instance, Repository, eventually, git, running
@@ -229,16 +227,14 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
 
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
-import os, sys
+import os
 from gitboot.publish.targets.sync_steps import StoreTarget
-fault, load = sys.argv.pop(1), StoreTarget.load
+load = StoreTarget.load
 def faulty(target):
-    if os.path.exists(fault):
+    if os.path.exists({fault!r}):
         raise MemoryError("2.9 GB")
     return load(target)
 StoreTarget.load = faulty
-from gitboot.cli.main import program
-program()
 """
 
 
@@ -248,12 +244,7 @@ def test_finding_s8_a_running_instance_reports_a_thread_that_died_and_starts_it_
     store.reset()
     fault = tmp_path / "fault"
     fault.touch()
-
-    def start(arguments: Sequence[str], environment: Mapping[str, str], *, errors: int) -> subprocess.Popen[bytes]:
-        command = (sys.executable, "-c", _FAULTY, str(fault), *arguments)
-        return subprocess.Popen(command, env=environment, stderr=errors)
-
-    monkeypatch.setattr(instance_module, "Command", start)
+    monkeypatch.setenv(RUN_FIRST, _FAULTY.format(fault=str(fault)))
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
     target = ("--target", f"s3://dies?endpoint={store.url}&credentials={keys}")
@@ -276,27 +267,15 @@ _PATIENT = """
 from gitboot.publish.targets import follower
 follower._LONGEST_RETRY_S = 3600.0
 follower.Follower.__init__.__kwdefaults__["first_retry_s"] = 3600.0
-from gitboot.cli.main import program
-program()
 """
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let instances begin that wait for an hour after a failure."""
-
-    def start(arguments: Sequence[str], environment: Mapping[str, str], *, errors: int) -> subprocess.Popen[bytes]:
-        return subprocess.Popen((sys.executable, "-c", _PATIENT, *arguments), env=environment, stderr=errors)
-
-    monkeypatch.setattr(instance_module, "Command", start)
-
-
-@pytest.mark.usefixtures("patient")
 def test_finding_m8_a_store_that_is_back_is_tried_at_once_by_reconcile_and_at_the_next_transition(
-    tmp_path: Path, store: Store, keys: Path
+    tmp_path: Path, store: Store, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Windows begin and end again and again once they are pushed, however long the instance takes to fetch them."""
     store.reset()
+    monkeypatch.setenv(RUN_FIRST, _PATIENT)
     store.fails = lambda *_: 503
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))

@@ -29,7 +29,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.status.work_progress import Laps, Stage
-from tests.controller.records.test_provisioning_maintenance import Maintained as InMaintenance
+from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
 from tests.controller.test_checkpoint import Patient
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import (
@@ -76,7 +76,6 @@ def repair_until(end: datetime) -> tuple[str, ...]:
 
 
 def boots_maintenance(rack: Rack, blade: Blade) -> bool:
-    """Whether the published file of a blade, as a web server without gitboot gives it, boots the maintenance."""
     return "memtest-7" in (rack.output / "boot" / blade.entry.removeprefix("/")).read_text()
 
 
@@ -209,8 +208,6 @@ def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgre
 
 
 class Locked:
-    """Another process holds the ledger's lock, from `lock` to `unlock`."""
-
     def __init__(self, bench: Bench, folder: Path) -> None:
         bench.ledger.database.execute("PRAGMA busy_timeout = 0")
         self._other = sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)
@@ -253,7 +250,6 @@ def decide(bench: Bench, *more: str, often: str = "Never", spec: str = "", names
 
 
 def given(bench: Bench, name: str = "web01") -> str:
-    """All that the target has for a server."""
     files = bench.target.servers[name]
     assert files is not None
     return "\n".join(file.content.decode() for path, file in sorted(files.items()) if path.endswith("boot.ipxe"))

@@ -139,7 +139,6 @@ def modes(output: Path) -> set[int]:
 
 
 def output_condition(left: Path) -> bool:
-    """Whether the instance says that others cannot read OUTPUT."""
     conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
     return all(each["status"] for each in conditions if each["type"] == "OutputClosed")
 
@@ -205,7 +204,6 @@ class Taken:
         return once(self.folder, "--credentials", self.folder / "credentials")
 
     def provisions(self) -> dict[str, int | None]:
-        """The provision that the ledger has recorded for each server."""
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite")) as ledger:
             return dict(ledger.execute("SELECT server, provision FROM records"))
 
@@ -220,7 +218,6 @@ class Taken:
 
     @property
     def writes(self) -> dict[str, list[Any]]:
-        """What gitboot has written to each BMC."""
         return {name: machine.writes for name, machine in self.machines.items()}
 
     def offers(self) -> dict[str, bool]:
@@ -241,7 +238,6 @@ class Taken:
 
     @contextmanager
     def endpoint(self) -> Iterator[Instance]:
-        """An endpoint of the present code over OUTPUT, with the fetch log."""
         places = ("--out", str(self.folder / "output"), "--spool", str(self.folder / "spool"))
         found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
         reader = threading.Thread(target=found.read, daemon=True)

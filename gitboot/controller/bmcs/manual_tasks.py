@@ -33,7 +33,7 @@ from gitboot.bmc.power_steps import (
     NotSwitched,
     PowerAction,
     PowerStep,
-    Send,
+    ResetType,
     SwitchStep,
     marks_that_move,
     next_power,
@@ -472,7 +472,7 @@ class Powered:
 
     @property
     def would_send(self) -> bool:
-        return isinstance(self.step, Send)
+        return isinstance(self.step, ResetType)
 
     @property
     def failed(self) -> bool:
@@ -480,7 +480,7 @@ class Powered:
 
     @property
     def words(self) -> str:
-        return str(self.step.type) if isinstance(self.step, Send) else self.step.why
+        return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
         plan = self.subject.plan
@@ -491,8 +491,8 @@ class Powered:
             "power": self.seen.power if self.seen is not None else None,
             "phase": plan.phase if plan is not None else None,
             "writesDisk": plan.writes_disk if plan is not None else None,
-            "resetType": self.step.type if isinstance(self.step, Send) else None,
-            "why": None if isinstance(self.step, Send) else self.step.why,
+            "resetType": self.step if isinstance(self.step, ResetType) else None,
+            "why": None if isinstance(self.step, ResetType) else self.step.why,
             "sent": self.sent,
         }
 
@@ -518,14 +518,14 @@ def switch(
         identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
         step = next_power(action, seen, identified, force=force)
         powered = Powered(subject=subject, seen=seen, step=step)
-        if not send or not isinstance(step, Send):
+        if not send or not isinstance(step, ResetType):
             return powered
         try:
-            bmc.reset(step.type, seen)
+            bmc.reset(step, seen)
         except (BmcBusy, BmcRejected) as error:
             return replace(powered, step=NotSwitched(why=str(error)))
         except BmcUnreachable as error:
-            why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
+            why = f"{error}: whether it has taken {step} is not known; look before you ask again"
             return replace(powered, step=NotSwitched(why=why), sent=None)
         return replace(powered, sent=True)
 

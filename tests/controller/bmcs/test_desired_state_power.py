@@ -102,7 +102,6 @@ class Hall:
         return self.resets
 
     def condition(self, type: str) -> tuple[object, ...]:
-        """The status and the reason of a condition; () where there is none."""
         return (self.bench.condition(type) or ())[:2]
 
     def cause(self, name: str) -> Cause | None:

@@ -37,8 +37,6 @@ STEPS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Roll:
-    """The maintenance, as Git has it."""
-
     start: datetime
     end: datetime
     run: int = 1
@@ -65,8 +63,6 @@ class Switched:
 
 
 class Blade(Machine):
-    """A machine that tells its hall what it is asked for."""
-
     hall: WaveLife
 
     def asked(self, kind: str) -> None:
@@ -109,7 +105,6 @@ class WaveLife:
         return self.machines["web01"].now
 
     def push(self, **changes: Any) -> None:
-        """A commit, which is taken in at once."""
         self.roll = replace(self.roll, **changes)
         specs = {
             name: f"provision: 0, bmc: {{address: '{self.bmcs[name].url}', system: {machine.path}, credentials: rack}}"

@@ -72,12 +72,10 @@ class Site:
         return self.bench.reconcile()
 
     def reconcile_after(self, seconds: float) -> BootPlan | None:
-        """Let time pass, and reconcile; return web01's plan."""
         self.wait(seconds)
         return self.bench.reconcile()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, for the machine as for the instance."""
         self.machine.advance(seconds)
         self.bench.now = self.machine.now
 
@@ -119,7 +117,6 @@ class Site:
         return {each.reason: each.state for each in kept}
 
     def condition(self, type: str) -> tuple[object, ...]:
-        """The status and the reason of a condition; () where there is none."""
         return (self.bench.condition(type) or ())[:2]
 
     @property
@@ -790,8 +787,6 @@ def test_a_withdrawal_is_tried_every_ten_seconds_while_its_bmc_refuses_in_post(m
 
 
 class Many:
-    """Machines with a BMC each, at one Redfish service."""
-
     def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
         names = [f"web{number:02}" for number in range(count)]
         self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]

@@ -30,8 +30,6 @@ MAIN = FollowedBranch("refs/heads/main", is_default=True)
 
 
 class InMemory:
-    """The record of a branch, in memory."""
-
     def __init__(self, accepted: Revision | None = None, followed: FollowedBranch | None = None) -> None:
         self.followed = followed
         self._accepted = accepted
@@ -58,19 +56,16 @@ def place_of(work: Work, url: str, *, is_served: bool) -> str:
 
 
 def once(repository: object, folder: Path, *arguments: object) -> Any:
-    """Let an instance reconcile once."""
     places = ("--out", folder / "output", "--state", folder / "state", "--check-assets", "off")
     return typed("run", repository, *places, "--once", *arguments)
 
 
 def conditions_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the conditions that the last instance left, by type."""
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
     return {each["type"]: each for each in found}
 
 
 def branch_in(folder: Path) -> str | None:
-    """Return the branch that the ledger has stored."""
     with closing(sqlite3.connect(folder / "state/ledger.sqlite")) as ledger:
         found = ledger.execute("SELECT value FROM facts WHERE name = 'branch'").fetchone()
     return found and str(found[0])
@@ -82,7 +77,6 @@ def without(instance: Instance, type: str) -> None:
 
 
 def commit_on_main(work: Work) -> str:
-    """Add a commit to the branch main, whichever branch is checked out."""
     made = work.git("commit-tree", "-p", "main", "-m", "On main", "main^{tree}")
     work.git("update-ref", "refs/heads/main", made)
     return made

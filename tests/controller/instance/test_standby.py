@@ -16,12 +16,11 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import CalledProcessError
 
+import psycopg
 import pygit2
 import pytest
 
-from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.git.fetch import CLONE
 from gitboot.ledger import move_ledger
@@ -35,6 +34,7 @@ from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import image, policy, profile
 from tests.helpers.fleets import server as described
 from tests.helpers.instance_with_bmcs import (
+    LARGE,
     LEASE_S,
     Blade,
     Host,
@@ -43,6 +43,7 @@ from tests.helpers.instance_with_bmcs import (
     Rack,
     apart,
     boots_at_host,
+    large_fleets,
     pair,
     rack,
     server,
@@ -52,7 +53,7 @@ from tests.helpers.instance_with_bmcs import (
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin, eventually, git
 
-__all__ = ["rack", "server"]  # fixtures
+__all__ = ["large_fleets", "rack", "server"]  # fixtures
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
@@ -244,7 +245,6 @@ TYPED = (
 
 
 def _results_in(cache: Path) -> int:
-    """Return how many results a cache has."""
     if not cache.exists():
         return 0
     with closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as connection, suppress(sqlite3.Error):
@@ -252,16 +252,17 @@ def _results_in(cache: Path) -> int:
     return 0
 
 
+@pytest.mark.usefixtures("large_fleets")
 def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
     rack: Rack, server: PostgresServer
 ) -> None:
     """So that only the ledger is to be read, and files are to be made, when it takes over."""
     rack.add("web01")
-    many = [f"web{number:04}" for number in range(WORTH)]
+    many = [f"web{number:04}" for number in range(LARGE)]
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
-        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * WORTH)  # a file and a decision each
+        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Refused"))
         lease = hosts.lease()
@@ -269,7 +270,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         hosts.one.kill()
         assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
         states = hosts.two.folder / "output" / "ops" / "servers"
-        eventually(lambda: len(list(states.glob("*.json"))) == WORTH + 1)
+        eventually(lambda: len(list(states.glob("*.json"))) == LARGE + 1)
 
 
 def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:
@@ -497,14 +498,12 @@ class Befalling:
 
     @property
     def provisioned(self) -> int:
-        """The provision number that its record has met."""
         told = self.hosts.server.sql(
             f"SELECT provision FROM {self.hosts.schema}.records WHERE provisioned_at IS NOT NULL"
         )
         return int(told or 0)
 
     def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
-        """What may befall."""
         common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
         cutting = (self.cut_off,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
         return (*common, self.read_only, *cutting)
@@ -600,7 +599,7 @@ def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rac
         begun(rack, hosts)
         eventually(lambda: web.stands)
         fill(disk / "rest")
-        with suppress(CalledProcessError):  # until there is no room for its log
+        with suppress(psycopg.Error):  # until there is no room for its log
             while True:
                 server.sql("SELECT pg_logical_emit_message(true, 'x', 'x'), pg_switch_wal()")
         new = rack.add("web02", provision=1)

@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.standby import Prepared, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
@@ -33,14 +32,27 @@ from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
-from tests.helpers.instance_with_bmcs import Blade, Host, Pair, Rack, boots_at_host, pair, rack, server
+from tests.helpers.instance_with_bmcs import (
+    LARGE,
+    Blade,
+    Host,
+    Pair,
+    Rack,
+    boots_at_host,
+    large_fleets,
+    pair,
+    rack,
+    server,
+)
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.running_instance import begin, eventually
 
-__all__ = ["rack", "server"]  # fixtures
+__all__ = ["large_fleets", "rack", "server"]  # fixtures
+
+pytestmark = pytest.mark.usefixtures("large_fleets")
 
 
-MANY = [f"web{number:04}" for number in range(WORTH)]
+MANY = [f"web{number:04}" for number in range(LARGE)]
 
 
 def begun(rack: Rack, hosts: Pair) -> Blade:
@@ -94,7 +106,6 @@ def tree(host: Host) -> dict[str, bytes]:
 
 
 def differing(hosts: Pair) -> list[str]:
-    """Where the trees of both hosts differ."""
     one, two = map(tree, hosts.hosts)
     return [path for path in sorted(one.keys() | two.keys()) if one.get(path) != two.get(path)]
 
@@ -122,7 +133,6 @@ def entry(host: Host, path: str) -> Path:
 
 
 def why_not(host: Host) -> str | None:
-    """Why an endpoint over its tree sends machines elsewhere."""
     return why_not_ready(PublishedTree(host.folder / "output", clock), None)
 
 
@@ -132,7 +142,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
-        assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
+        assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
@@ -158,13 +168,13 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)  # what was halted is another by now
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         again = rack.add("web02", provision=1)
         web.provision = 2
         rack.push("Install one more, and one once more")
         eventually(lambda: again.stands)
         done = eventually(lambda: prepared_soon(hosts.two))
-        assert (done.servers, done.halted) == (WORTH + 2, 2)
+        assert (done.servers, done.halted) == (LARGE + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
         before = stamps(hosts.two)
         assert replace(prepared(hosts.two), at=done.at) == done
@@ -176,7 +186,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots_at_host(each, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 2})
+        eventually(lambda: records(hosts.two) == {"Provisioned": LARGE + 2})
         assert (web.times_set, again.times_set) == (2, 1)
 
 
@@ -187,7 +197,7 @@ def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alon
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
         assert "flatcar-1" in boots_at_host(web, hosts.one)
-        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
         web.provision = 2
         rack.push("Install it once more")

@@ -26,7 +26,7 @@ from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import present
 from tests.helpers.endpoints import LOADER
@@ -34,7 +34,7 @@ from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, serv
 from tests.helpers.instance_in_process import Bench, Parts, in_process
 from tests.helpers.instance_with_bmcs import typed
 from tests.helpers.running_instance import Instance, Repository, eventually, running
-from tests.scenarios.test_install_flip import Clock
+from tests.scenarios.test_boot_chain import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
 MAC: Final = mac_of("web01").replace(":", "-")
@@ -118,8 +118,6 @@ KEYS: Final = TokenKeys(bytes(range(32)))
 
 
 class Named(Bench):
-    """web01, which is installed by a token that a key has named."""
-
     def entry(self) -> None:
         plan = self.reconcile()
         self.fetch(plan, path=ENTRY)
@@ -190,7 +188,7 @@ def test_t6_an_installer_of_an_earlier_key_is_heard_for_a_day_by_whatever_is_lef
     """Its data lies there for longer, and an endpoint writes down what it says for as long."""
     with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + HEARD),))) as web01:
         web01.decide(*documents(), files={"t.j2": SAYS}).entry()
-        (before,) = {token_in(path) for path in web01.servers["web01"].files} - {None, web01.name}
+        (before,) = {token_in(path) for path in web01.rendered["web01"].files} - {None, web01.name}
         web01.wait(hours=hours).reconcile()
         web01.endpoint_noted(PROVISIONED.of(MAC, before or ""), Digest(before or ""))
         assert web01.step == step
@@ -221,7 +219,6 @@ def test_t6_what_is_known_and_told_has_no_published_name(web01: Named) -> None:
 
 
 def everything(folder: Path, *instances: Instance) -> Iterator[tuple[object, bytes]]:
-    """All bytes that are published, spooled, said and shown."""
     for part in ("output", "spool", "state"):
         for file in (folder / part).rglob("*"):
             if file.is_file() and file.name != "token-keys":

@@ -33,7 +33,6 @@ def decide(site: Site, kind: str, *more: str, **given: Any) -> None:
 
 
 def provisioned(site: Site) -> list[str]:
-    """By which evidence web01 was provisioned."""
     return [event.facts["evidence"] for event in site.bench.events if event.type == "Provisioned"]
 
 

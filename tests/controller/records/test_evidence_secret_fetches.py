@@ -61,7 +61,6 @@ class Learnt:
         self._end(learning)
 
     def serve(self, **of_offer: Any) -> None:
-        """Serve the boot of an installation."""
         learning = Learning(self.knowledge, AT)
         begin_installation(learning, offer(**of_offer))
         self._end(learning)
@@ -78,7 +77,6 @@ class Learnt:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The fetches of the secret by address."""
         found = self.knowledge.secret_fetches[WEB01].secrets["secrets/join"]
         others = {"others": found.others.times} if found.others is not None else {}
         return {address: each.times for address, each in found.addresses.items()} | others

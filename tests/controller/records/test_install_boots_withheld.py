@@ -24,7 +24,6 @@ from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held
 from tests.helpers.cases import present
-from tests.helpers.endpoints import rendered_states
 from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_in_process import Parts, in_process
 from tests.helpers.instance_with_bmcs import Rack, until_condition
@@ -117,7 +116,6 @@ def turn(parts: Parts, *seconds: float) -> None:
 
 
 def held_in(parts: Parts) -> Held:
-    """The changes that a guard holds, as the instance shows them."""
     return present(parts.reconciler.status.held)
 
 
@@ -142,7 +140,7 @@ def approve(parts: Parts, digest: str) -> None:
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
-    return present(rendered_states(parts.reconciler.standing)[name].plan)
+    return present(parts.reconciler.standing.plans.servers[name].plan)
 
 
 def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
@@ -169,7 +167,6 @@ def commit_accepted(parts: Parts) -> Condition:
 
 
 def scripts(folder: Path) -> str:
-    """Return all boot scripts that are published, as one text."""
     found = (folder / "output" / "boot" / "v1" / "boot").glob("*/boot.ipxe")
     return "\n".join(each.read_text() for each in sorted(found))
 

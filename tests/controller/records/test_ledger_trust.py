@@ -220,7 +220,7 @@ def test_e4_a_clock_that_steps_back_opens_no_window_that_was_left(
         bench.decide(*fleet_of(0, EVERY_TIME, image("more")))
         assert phase(bench) is Phase.DISK
         assert all(
-            turn.in_window is False for turns in bench.servers["web01"].published.paths.values() for turn in turns
+            turn.in_window is False for turns in bench.rendered["web01"].published.paths.values() for turn in turns
         )
         bench.request("clock", reason="it was ahead before")  # who says so says that the window is not over
         bench.plan()

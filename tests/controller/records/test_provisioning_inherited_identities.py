@@ -62,12 +62,10 @@ class Machine:
 
 
 def old(**facts: Any) -> Machine:
-    """Return the server that is installed."""
     return Machine(**facts)
 
 
 def new(**facts: Any) -> Machine:
-    """Return the server that waits for its first installation."""
     return Machine(**{"name": NEW, "provision": 1, **facts})
 
 
@@ -289,7 +287,6 @@ TWO_COMMITS = HELD["a MAC address"]
 
 
 def push(parts: Parts, repository: Repository, story: Story) -> None:
-    """Push the commits of a story, each of which the instance looks at."""
     for number, machines in enumerate(story):
         repository.push(files(machines), f"Commit {number}")
         if number == 0:

@@ -11,16 +11,18 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.records.install_boots import attempted, offer_of, started, taken_back
+from gitboot.endpoint.metrics import of_status
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen, exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import present
-from tests.helpers.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 from tests.helpers.instance_in_process import NOON, Bench
 
 MAC = mac_of("web01").replace(":", "-")
@@ -49,12 +51,10 @@ class Installing(Bench):
         return self.reconcile()
 
     def entry(self, plan: BootPlan | None, client: str = NIC, at: datetime | None = None) -> BootPlan | None:
-        """The entry of a plan is fetched."""
         self.fetch(plan, client, ENTRY, at)
         return self.reconcile()
 
     def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
-        """A path that names the installation is asked for."""
         token = present(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
@@ -137,7 +137,7 @@ def test_data_is_there_for_two_hours_after_the_boot_was_given(web01: Installing)
     for minutes, is_there in ((119, True), (120, False)):
         web01.now = NOON + timedelta(minutes=minutes)
         web01.reconcile()
-        assert any("/data/" in path for path in web01.servers["web01"].files) == is_there
+        assert any("/data/" in path for path in web01.rendered["web01"].files) == is_there
 
 
 def test_what_was_asked_for_before_a_person_said_pending_counts_no_more(web01: Installing) -> None:
@@ -345,7 +345,7 @@ def test_each_boot_of_an_installer_has_an_override_of_its_own(web01: Installing)
 def test_what_is_published_of_a_server_has_its_step_and_what_was_fetched(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=9).data()
-    summary = web01.servers["web01"].published.summary
+    summary = web01.rendered["web01"].published.summary
     assert summary["step"] == "Started"
     assert summary["cause"] == "its installation has started, and nothing has shown its end"
     (attempt,) = summary["provisioned"]["attempts"]
@@ -369,9 +369,8 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
 
 
 def shown(web01: Installing) -> tuple[str, str] | None:
-    """Return the state and the last step of the installation as the state of the server shows it."""
     web01.reconcile()
-    found = web01.servers["web01"].published.summary["installing"]
+    found = web01.rendered["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
 
 
@@ -431,13 +430,13 @@ def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01
 def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
     web01.entry(web01.install())
     web01.data()
-    digest = web01.servers["web01"].entries[ENTRY]
+    digest = web01.rendered["web01"].entries[ENTRY]
     web01.wait(minutes=7)
     web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
     assert shown(web01) is None
     assert web01.record is not None and web01.record.attempts[-1].disk_boot == Seen(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
-    assert ENTRY not in web01.servers["web01"].entries, "no further boot of the disk is written down"
+    assert ENTRY not in web01.rendered["web01"].entries, "no further boot of the disk is written down"
     assert imported(exported({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
         SystemUuid(uuid_of("web01")): web01.record
     }
@@ -446,7 +445,7 @@ def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installin
 def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=2).reconcile()
-    assert ENTRY not in web01.servers["web01"].entries
+    assert ENTRY not in web01.rendered["web01"].entries
 
 
 # A step that lasts
@@ -571,3 +570,180 @@ def test_a_diskless_fleet_boots_on_whatever_is_recorded(tmp_path: Path) -> None:
             bench.wait(minutes=1)
         false = [each for each in bench.instance.reconciler.status.conditions if not each.status]
         assert false == []
+
+
+# The steps of a maintenance's one boot: attempted, started; and what lasts too long
+
+
+WINDOW = "20T11:00 20T16:00"
+GIVEN = (Phase.MAINTENANCE, Cause.MAINTENANCE)
+
+
+class Maintained(Bench):
+    """web01, whose firmware is updated once by a system that asks for user data."""
+
+    def maintain(self, *, data: bool = True, run: int = 1, window: str = WINDOW, uki: bool = False) -> BootPlan:
+        asks = "userData: {format: CloudInit, template: t}" if data else ""
+        config = "userData: CloudInit"
+        if uki:
+            asks = "userData: {format: Ignition/3.4, template: i}, httpBoot: uki"
+            config = "userData: Ignition/3.4, configFrom: SystemUUID"
+        self.documents = (
+            fleet(),
+            server("web01", "role: web"),
+            image("flatcar-1"),
+            image("bios-1", config, "uki" if uki else "kernel, initrd"),
+            profile("web", "flatcar-1"),
+            profile("bios", "bios-1", asks, method="UefiHttp" if uki else "Pxe"),
+            policy("web", often="Once"),
+            maintenance("bios", window, f"networkBoot: Once, run: {run}", boots="bios"),
+        )
+        self.files = {"t": "#cloud-config\n", "i": '{"ignition": {"version": "3.4.0"}}'}
+        self.decide(*self.documents, files=self.files)
+        return self.planned()
+
+    def planned(self) -> BootPlan:
+        return present(self.reconcile())
+
+    def entry(self, plan: BootPlan) -> BootPlan:
+        self.fetch(plan, path=ENTRY)
+        return self.planned()
+
+    def data(self, token: Digest | None, path: str | None = None) -> BootPlan:
+        assert token is not None
+        path = path or DATA.of(MAC, token, "user-data")
+        self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=self.now))
+        return self.planned()
+
+    @property
+    def shown(self) -> tuple[Phase, Cause]:
+        plan = self.planned()
+        return plan.phase, plan.cause
+
+    @property
+    def runs(self) -> dict[str, int]:
+        return dict(self.instance.reconciler.status.runs)
+
+    @property
+    def paths(self) -> set[str]:
+        """That the endpoint answers now."""
+        found = self.rendered["web01"].published.paths.items()
+        return {path for path, turns in found if any(turn.content is not None for turn in turns[:1])}
+
+
+@pytest.fixture
+def maintained(tmp_path: Path) -> Iterator[Maintained]:
+    with Maintained(tmp_path) as bench:
+        yield bench
+
+
+def test_a_maintenances_boot_is_attempted_and_then_started(maintained: Maintained) -> None:
+    plan = maintained.maintain()
+    assert (maintained.shown, maintained.runs) == (GIVEN, {})
+    maintained.entry(plan)
+    assert maintained.shown == GIVEN  # the minute of grace
+    maintained.wait(minutes=2)
+    assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_GIVEN), {"Attempted": 1})
+    maintained.data(plan.data)
+    assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_STARTED), {"Started": 1})
+    assert maintained.record is not None
+    made = maintained.record.runs["bios"]
+    assert made.given is not None and (made.given.at, made.given.path, made.given.client) == (NOON, ENTRY, "10.0.0.7")
+    assert made.started is not None and made.started.at == NOON + timedelta(minutes=2)
+    assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
+    assert imported(exported(maintained.knowledge.records), "x") == maintained.knowledge.records
+
+
+def test_a_start_ends_the_minute_in_which_the_boot_is_given_again(maintained: Maintained) -> None:
+    plan = maintained.maintain()
+    maintained.entry(plan)
+    maintained.wait(seconds=20).data(plan.data)
+    assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
+
+
+def test_data_alone_says_that_the_boot_was_given(maintained: Maintained) -> None:
+    """A configuration that was fetched by TFTP is seen by nobody."""
+    maintained.data(maintained.maintain().data)
+    assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
+    assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
+
+
+def test_what_asks_for_no_data_is_made_once_its_boot_was_given(maintained: Maintained) -> None:
+    maintained.entry(maintained.maintain(data=False))
+    maintained.wait(hours=1)
+    assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_DONE), {"Made": 1})
+    assert maintained.condition("RunsStarted") is None
+
+
+def test_a_direct_boot_starts_by_its_uuid(maintained: Maintained) -> None:
+    plan = maintained.maintain(uki=True)
+    maintained.data(plan.digest, IGNITION.of(uuid_of("web01")))
+    assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
+    assert (
+        maintained.record is not None and maintained.record.runs["bios"].given == maintained.record.runs["bios"].started
+    )
+
+
+def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_when(maintained: Maintained) -> None:
+    plan = maintained.maintain()
+    maintained.entry(plan)
+    maintained.wait(minutes=29, seconds=59).planned()
+    assert (maintained.condition("RunsStarted"), maintained.due) == (None, NOON + timedelta(minutes=30))
+    maintained.wait(seconds=1).planned()
+    status, reason, message = maintained.condition("RunsStarted") or (None, "", "")
+    assert (status, reason) == (False, "Overdue")
+    assert f"web01 (Maintenance/bios: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
+    assert maintained.told("MaintenanceOverdue") == ["MaintenanceOverdue"]
+    maintained.data(plan.data)
+    assert maintained.condition("RunsStarted") is None
+
+
+def test_nothing_is_overdue_when_its_window_is_over(maintained: Maintained) -> None:
+    maintained.entry(maintained.maintain(window="20T11:00 20T13:00"))
+    maintained.wait(minutes=45).planned()
+    assert maintained.condition("RunsStarted") is not None
+    maintained.wait(minutes=15).planned()
+    assert (maintained.condition("RunsStarted"), maintained.runs) == (None, {})
+
+
+def test_a_higher_run_begins_anew_and_its_data_is_its_own(maintained: Maintained) -> None:
+    first = maintained.maintain()
+    maintained.entry(first)
+    second = maintained.wait(minutes=40).maintain(run=2)
+    assert (maintained.shown, second.data != first.data) == (GIVEN, True)
+    maintained.data(first.data)  # of the system of the first, which is slow
+    assert maintained.shown == GIVEN
+    maintained.entry(second)
+    assert maintained.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_GIVEN)
+
+
+def test_user_data_lies_where_only_this_run_asks_for_it_and_for_two_hours(maintained: Maintained) -> None:
+    plan = maintained.maintain()
+    assert plan.data is not None and plan.boot is not None
+    path = DATA.of(MAC, plan.data, "user-data")
+    assert path in maintained.paths
+    assert any(f"/data/{plan.data}/" in each for each in plan.boot.kernel_arguments)
+    maintained.entry(plan)
+    maintained.wait(minutes=119).planned()
+    assert path in maintained.paths
+    maintained.wait(minutes=1).planned()
+    assert path not in maintained.paths
+
+
+def test_what_was_seen_of_a_run_is_explained_and_counted(maintained: Maintained) -> None:
+    plan = maintained.maintain()
+    found = repository(*maintained.documents, files=maintained.files)
+    decision = maintained.decisions.servers["web01"]
+
+    def said() -> list[str]:
+        reasons = explain(found, decision, maintained.planned(), maintained.record).reasons
+        return [f"{each.value} {each.why}" for each in reasons if each.field == "run"]
+
+    assert said() == []
+    maintained.entry(plan)
+    assert said() == [f"1 attempted: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z"]
+    maintained.data(plan.data)
+    assert [each.partition(": ")[0] for each in said()] == ["1 started"]
+    metrics = {metric.name: metric for metric in of_status(maintained.instance.reconciler.status.facts())}
+    (sample,) = metrics["gitboot_maintenance_runs"].samples
+    assert (sample.labels, sample.value) == ({"step": "Started"}, 1)

@@ -54,7 +54,6 @@ class Network:
     hold: Path | None = None  # no installer ends while this file exists
 
     def begin(self, boot: Boot) -> None:
-        """Boot in a thread, so that other machines go on."""
         threading.Thread(target=self._boot, args=(boot, self.machine.resets), daemon=True).start()
 
     def _boot(self, boot: Boot, resets: int) -> None:
@@ -82,7 +81,6 @@ class Network:
         return (self._get(by_mac, IPXE) if self.mac else None) or self._get(by_uuid, IPXE)
 
     def _run(self, arguments: str, user_data: list[str], resets: int) -> None:
-        """Run the booted system; what installs or updates restarts the machine when it is done."""
         found = [self._get(f"{each}user-data" if each.endswith("/") else each, SYSTEM) for each in user_data]
         report = next((match[0] for text in found if text and (match := _REPORT.search(text))), None)
         if report is None and not _RESTARTS.search(arguments):

@@ -117,8 +117,6 @@ _OFF = ("ForceOff", "GracefulShutdown")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
-    """What the firmware would boot at the end of POST."""
-
     machine: str
     target: str  # "None": whatever its boot order says
     uri: str | None = None
@@ -135,8 +133,6 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A request as it arrived, without its credentials."""
-
     method: str
     path: str
     headers: Mapping[str, str]
@@ -231,7 +227,6 @@ class Machine:
         return [request.json for request in self.requests if request.method == "PATCH"]
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, and happen what was to happen in it."""
         ends = self.now + timedelta(seconds=seconds)
         while True:
             with self._lock:
@@ -287,7 +282,6 @@ class Machine:
         return self.now + self.clock_ahead
 
     def set_clock(self, to: datetime) -> None:
-        """Let somebody set the BMC's clock, or its battery run out."""
         with self._lock:
             self.clock_ahead = to - self.now
 
@@ -309,7 +303,6 @@ class Machine:
         return f"/redfish/v1/Managers/{self.path.rstrip('/').rpartition('/')[2]}"
 
     def manager(self) -> Json:
-        """The Manager resource."""
         with self._lock:
             body = sample("manager") | {
                 "@odata.id": self.manager_path,
@@ -347,12 +340,10 @@ class Machine:
         return sample("ethernet_interfaces") | own
 
     def system(self) -> Json:
-        """The ComputerSystem resource."""
         with self._lock:
             return self.tagged(self._system())
 
     def settings(self) -> Json:
-        """Its Settings resource."""
         with self._lock:
             body = sample(self.profile.settings_sample) | {"@odata.id": self.settings_path}
             if self.profile.overrides is not Overrides.SYSTEM:

@@ -140,8 +140,6 @@ class InPost(Enum):
 
 
 class Property(Enum):
-    """What can be done with a property that not every BMC has."""
-
     WRITABLE = "writable"
     READ_ONLY = "shown; a PATCH that has it is refused whole"
     ABSENT = "not shown; a PATCH that has it is refused whole"

@@ -34,8 +34,6 @@ class Hang:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slow:
-    """The answer, byte by byte, from the first of its status line on."""
-
     every_s: float = 0.05
 
 
@@ -69,8 +67,6 @@ class Truncated:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Redirect:
-    """To somewhere else."""
-
     location: str
     status: int = 302
 
@@ -127,8 +123,6 @@ class _Session:
 
 
 class Sessions:
-    """The sessions of one service, whose clock is the machines'; a session ends when it is not used for so long."""
-
     def __init__(
         self,
         credentials: Mapping[str, str] | None,  # user name to password; None: anyone may do anything
@@ -143,7 +137,6 @@ class Sessions:
         self._lock = threading.Lock()
 
     def end(self) -> None:
-        """Forget all, as a BMC that was restarted does."""
         with self._lock:
             self._open.clear()
 
@@ -186,7 +179,6 @@ class Sessions:
         return Answer(status=201, body=_body(path, user), headers={"X-Auth-Token": token, "Location": path})
 
     def answer(self, method: str, path: str) -> Answer | None:
-        """GET and DELETE of the service, its collection, one session; None: there is no such thing."""
         with self._lock:
             self._forget()
             by_path = {session.path: (token, session) for token, session in self._open.items()}
@@ -262,7 +254,6 @@ class Service:
         return request
 
     def answer(self, request: Request, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Do what was asked."""
         method, path = request.method, request.path.rstrip("/")
         if (method, path) == ("GET", ROOT):
             return Answer(status=200, body=sample("root"))
@@ -399,7 +390,7 @@ class RedfishServer:
         self._let_go = threading.Event()  # set with it
         self._open: set[socket.socket] = set()
         self._http = _Http((host, port), self)
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
 
     @property
     def address(self) -> tuple[str, int]:
@@ -428,18 +419,15 @@ class RedfishServer:
         self._http.server_close()  # waits for the threads of all connections
 
     def fault(self, fault: Fault, *, on: str = "GET", times: int = 1) -> None:
-        """Let the next requests of a method meet a fault; ``on="TLS"``: the next connections, "RESET": such a POST."""
         with self._lock:
             self._faults += [(on, fault)] * times
 
     def heal(self) -> None:
-        """Let no fault strike any more."""
         with self._lock:
             self._faults.clear()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a connection is open still."""
         return bool(self._open)
 
     def take_fault(self, method: str) -> Fault | None:

@@ -26,8 +26,6 @@ class Window(NamedTuple):
 
 @dataclass
 class Ask:
-    """What somebody asked for."""
-
     boots: int = 1  # of one attempt
     attempts: int = 1
     acknowledged: bool = True
@@ -55,7 +53,6 @@ class Ask:
         return self.boots * min(self.attempts, 1 + self.failures)
 
     def reported(self, *, failed: bool) -> None:
-        """Its installer has said how it ended."""
         self.is_over = True
         if failed:
             self.failures += 1
@@ -88,7 +85,6 @@ class Book:
         self.asks[label] = now
 
     def is_done(self, label: str) -> None:
-        """A person says that it is installed."""
         self.asks[label].provisioned = True
 
     def is_open(self, label: str, clock: datetime) -> bool:

@@ -356,7 +356,6 @@ def the_machine_boots_while_a_call_hangs(
 
 
 def fault_life(table: str, seed: int, number: int) -> Life:
-    """Return the life with a number, of one of the tables."""
     life = life_of(seed, number, TABLES[table])
     if table in ("windows", "mirrors", "hosts"):
         return life

@@ -455,7 +455,6 @@ class Life:
 
 
 def life_of(seed: int, number: int, kinds: Kinds = KINDS) -> Life:
-    """Return the life with a number: its steps are drawn from ``kinds``."""
     draws = Random(f"{seed}/{number}")
     evidence = draws.choice(("Fetched", "Reported"))
     ways = Ways(

@@ -300,8 +300,6 @@ class SlowSyncs(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a client was answered."""
-
     status: int
     headers: dict[str, str]
     body: str
@@ -342,8 +340,6 @@ class Forwarding(NamedTuple):
 
 @dataclass
 class Serving:
-    """One endpoint's process."""
-
     endpoint: Endpoint
     tree: PublishedTree
     compared: ComparedClock
@@ -384,7 +380,6 @@ async def until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
 async def ask_endpoint(
     endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]], body: str
 ) -> Given:
-    """Return the answer of an endpoint to one request, without a network."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -127,7 +127,6 @@ class Commit:
 
     @property
     def own_labels(self) -> set[str]:
-        """Return the labels of the boots that Git wants for web01."""
         return {self.label} | ({self.job.label} if self.job is not None else set())
 
     @property
@@ -242,8 +241,6 @@ _MOST_DEADLINES: Final = 20  # one after the other, in one fetch
 
 
 class Boots(NamedTuple):
-    """How a machine boots from the network, if it does."""
-
     path: str
     goes_on: bool = True  # to what its entry names
     ends: str | None = None  # how its installer does: "provisioned", "failed"; None: it is silent
@@ -329,7 +326,6 @@ class RunningSite:
 
     @property
     def spool(self) -> Path:
-        """The fetch log of the endpoint that machines ask."""
         return self.folder / "spool"
 
     def _machine(self, name: str) -> Watched:
@@ -367,7 +363,6 @@ class RunningSite:
     # Git
 
     def push(self, message: str = "Change", **changes: Any) -> None:
-        """One commit more."""
         self.commit, self.settled = replace(self.commit, **changes), None
         self.since.append(self.commit)
         self.history.append(self.commit)
@@ -722,7 +717,6 @@ class RunningSite:
     def written(
         self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
     ) -> None:
-        """Judge what gitboot has written to a BMC."""
         if after[ENABLED] == "Disabled":
             self.counts["withdrawn"] += 1
             return

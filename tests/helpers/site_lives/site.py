@@ -129,7 +129,6 @@ class Site(RunningSite):
             self.ask_for_installation("\n".join(["Another", "", *self.trailers]), acknowledged=newest not in self.seen)
 
     def approve(self) -> None:
-        """An operator acknowledges what is held."""
         held = self.instance.reconciler.status.held if self.instance is not None else None
         if self.instance is None or held is None or held.commit != self.origin.line[-1]:
             return
@@ -200,7 +199,6 @@ class Site(RunningSite):
     # Disasters
 
     def back_up(self) -> None:
-        """Copy STATE and OUTPUT while nobody writes."""
         alive = self.instance is not None
         self.stop_instance()
         backup = self.folder / f"backup-{len(self.backups)}"
@@ -506,7 +504,6 @@ class SharedSite(Site):
         self.asked_host = 1 - self.asked_host
 
     def start_endpoints(self) -> None:
-        """Start both endpoints anew, on the tree of the instance that acts."""
         for _ in range(2):
             self.start_endpoint()
             self.ask_other_host()
@@ -624,7 +621,6 @@ class SharedSite(Site):
             self.start_instance()
 
     def _run_out(self) -> None:
-        """Let the lease run out, whoever has it."""
         self._admin.execute("UPDATE lease SET until = clock_timestamp()")
 
     def _leave_behind(self, instance: Parts) -> None:
@@ -637,7 +633,6 @@ class SharedSite(Site):
         self.instance, self.instance_fate, self._stack = None, Fate(), ExitStack()
 
     def end_replaced(self) -> None:
-        """End the instance that was replaced, and its endpoint."""
         if (replaced := self.replaced) is not None:
             self.replaced = None
             with living(replaced.fate), suppress(Killed):
