@@ -25,7 +25,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_acceptance import Accepting, Attempt
 from gitboot.controller.condition_rules import announcements, conditions
-from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
+from gitboot.controller.current_plans import Plans, WindowWatch, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState, goes_by
 from gitboot.controller.offered_files import LedgerNotes, published
 from gitboot.controller.operator_requests import APPROVE, BEGIN, stop_of
@@ -376,14 +376,24 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     elif not state.publication.complete:
         due = this.at + QUICK_START
     told = components.listener.of(Work.PLAN)
-    windows = WindowsMeanwhile(components.windows, due, this.time, told)
-    state = _plan(state, commit, this, windows.report)
-    if windows.due != due:
-        publication = state.publication.owing(windows.servers, windows.events)
-        state = replace(state, publication=publication, next_window_end=windows.due)
-    if windows.ended_at is None or windows.ended_at <= this.at:
+    publication, next_end, ended_at = state.publication, due, this.at
+
+    def report(done: int, total: int) -> None:
+        nonlocal publication, next_end, ended_at
+        told(done, total)
+        if next_end is None or (now := this.time()) < next_end:
+            return
+        servers, events = components.windows.end(now)
+        publication, next_end = publication.owing(servers, events), components.windows.next_end
+        if servers:
+            ended_at = now
+
+    state = _plan(state, commit, this, report)
+    if next_end != due:
+        state = replace(state, publication=publication, next_window_end=next_end)
+    if ended_at <= this.at:
         return state
-    this.at = windows.ended_at
+    this.at = ended_at
     again = _plan(replace(state, unplanned=frozenset()), commit, this, told)  # the first plans have these machines
     return replace(again, unplanned=state.unplanned | again.unplanned)
 

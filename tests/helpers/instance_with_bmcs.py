@@ -23,7 +23,7 @@ import pytest
 
 from gitboot.cli.main import main
 from gitboot.controller import checkpoint
-from gitboot.controller.instance import standby, standby_tree
+from gitboot.controller.instance import standby
 from gitboot.ledger.location import PostgresAddress
 from tests.helpers.fleets import configured, fleet, give_credentials, image, mac_of, naming, policy, profile, uuid_of
 from tests.helpers.fleets import server as server_document
@@ -258,7 +258,7 @@ LARGE: Final = 100  # servers: so many have checkpoints and prepared trees
 @pytest.fixture
 def large_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a fleet of `LARGE` servers for a large one, here and in the instances of a test."""
-    modules = checkpoint, standby, standby_tree
+    modules = checkpoint, standby
     names = ", ".join(module.__name__ for module in modules)
     monkeypatch.setenv(RUN_FIRST, f"import {names}\nfor module in ({names}): module.WORTH = {LARGE}")
     for module in modules:
