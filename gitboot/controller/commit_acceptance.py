@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import is_not
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.controller.commit_judgement import (
     Advance,
     Ahead,
     Candidate,
-    Evaluating,
     Judging,
     Merges,
     Unfinished,
@@ -24,9 +23,11 @@ from gitboot.controller.operator_requests import released
 from gitboot.controller.records.install_boots import joined, offering, withheld_by
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
+from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
+from gitboot.git.clone import Source
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Withheld
@@ -40,44 +41,6 @@ from gitboot.text import count, more, some
 
 if TYPE_CHECKING:
     from gitboot.git.signatures import Signatures
-
-
-class CommitSource(Protocol):
-    """A source of commits, such as `gitboot.git.clone.Source`, which documents the errors."""
-
-    @property
-    def has_fetched(self) -> bool:
-        """Return whether this process has fetched the branch."""
-
-    def latest(self) -> Revision | None:
-        """Return the commit that was fetched last."""
-
-    def accepted(self) -> Revision | None:
-        """Return the commit that was accepted last. None: there is none, or the clone was lost."""
-
-    def has(self, revision: Revision) -> bool:
-        """Return whether a commit was fetched."""
-
-    def accept(self, revision: Revision) -> None:
-        """Make a commit the accepted one."""
-
-    def restore(self, accepted: Revision | None) -> None:
-        """Make the clone anew, with the accepted commit in it."""
-
-    def merges(self, since: Revision | None, revision: Revision) -> Merges:
-        """Return the commits from ``since`` to ``revision`` by first parents, the oldest first.
-
-        If first parents do not lead there, all commits are one merge. Without ``since``, return the one commit.
-        """
-
-    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
-        """Return the signed content of acknowledging commits that the clone has, from ``hidden`` to ``tips``."""
-
-    def committed_at(self, revision: Revision) -> datetime:
-        """Return the committer time of a commit."""
-
-    def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
-        """Return whether ``latest`` does not descend from ``accepted``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,8 +143,8 @@ class Accepting:
 
     def __init__(
         self,
-        source: CommitSource,
-        evaluation: Evaluating,
+        source: Source,
+        evaluation: Evaluation,
         *,
         limits: Limits,
         covered: Callable[[BmcAccess], bool] = lambda _: True,
@@ -487,8 +450,8 @@ class Accepting:
                 Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
             )
         if self._between is None or self._between[:2] != (accepted.revision, latest):
-            merges = self._source.merges(accepted.revision, latest)
-            self._between = accepted.revision, latest, merges, self._source.is_rewind(accepted.revision, latest)
+            between = self._source.merges(accepted.revision, latest)
+            self._between = accepted.revision, latest, between, self._source.is_rewind(accepted.revision, latest)
         _, _, merges, is_rewind = self._between
         ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
         return _signed(self._signatures, accepted.revision, ahead)
@@ -564,8 +527,7 @@ def _signed(signatures: Signatures | None, since: Revision | None, ahead: Ahead)
         (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
         for revision, messages in ahead.merges
     )
-    untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
-    return replace(ahead, merges=merges, untrusted=untrusted)
+    return replace(ahead, merges=merges, untrusted=signatures.faults(since, [revision for revision, _ in ahead.merges]))
 
 
 def _wait(attempt: Attempt, latest: Revision) -> Wait:

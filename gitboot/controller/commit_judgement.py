@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
-from typing import Protocol
 
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.controller.current_plans import changed_by
@@ -14,6 +13,7 @@ from gitboot.controller.records.install_boots import may_be_unread, need_no_inst
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.records.provisioning import inheritances, left_to_install, strangers, without_base
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
+from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
@@ -27,19 +27,6 @@ from gitboot.status.instance_status import PassedMerge
 from gitboot.text import count
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
-
-
-class Evaluating(Protocol):
-    """An evaluator of commits, such as `gitboot.evaluator.client.Evaluation`."""
-
-    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
-        """Return the evaluation of ``revision`` beside ``base``. None: it has not ended yet, so call again."""
-
-    def keep(self, revision: Revision) -> None:
-        """Store the results of a commit that was accepted."""
-
-    def settle(self, accepted: Revision | None) -> None:
-        """Forget the results of commits that were not accepted."""
 
 
 class Unfinished(Exception):
@@ -171,7 +158,7 @@ class Judging:
 
     def __init__(
         self,
-        evaluation: Evaluating,
+        evaluation: Evaluation,
         limits: Limits,
         covered: Callable[[BmcAccess], bool],
         need: ReinstallsNeed | None = None,
@@ -312,8 +299,7 @@ class Judging:
                     found = error
             if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # a misspelt site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
-            is_valid = isinstance(found, Evaluated)
-            walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
+            walk.legs.append(Leg(revision=revision, valid=isinstance(found, Evaluated), messages=tuple(messages)))
             if isinstance(found, Evaluated):
                 walk.commits[position], walk.invalid = found.commit, None
                 walk.steps[position], walk.orders[position] = found, found.commit.orders

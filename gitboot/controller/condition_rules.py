@@ -146,8 +146,7 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if fetched is not None and fetched.elsewhere is not None:
         yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
-        until = format_instant(suspension.until)
-        message = f"suspended by {suspension.who} until {until}: {suspension.reason}"
+        message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
         message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
         yield "Accepting", False, "Suspended", message
     else:

@@ -361,28 +361,3 @@ class WindowWatch:
             return frozenset(), ()
         message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
-
-
-class WindowsMeanwhile:
-    """The ends of windows during work that writes no files, such as planning a large fleet.
-
-    ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
-    """
-
-    def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
-        self._watch, self._now, self._told = watch, now, told
-        self.due = due
-        self.servers: frozenset[str] = frozenset()  # whose files changed
-        self.events: tuple[Event, ...] = ()
-        self.ended_at: datetime | None = None  # the time of the last change of files
-
-    def report(self, done: int, total: int) -> None:
-        """Forward a progress report, and end the windows that are over now."""
-        self._told(done, total)
-        if self.due is None or (now := self._now()) < self.due:
-            return
-        servers, events = self._watch.end(now)
-        self.due = self._watch.next_end
-        self.servers, self.events = self.servers | servers, (*self.events, *events)
-        if servers:
-            self.ended_at = now

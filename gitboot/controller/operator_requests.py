@@ -309,8 +309,7 @@ def released(
     commit: Commit, knowledge: Knowledge, at: datetime, before: Halt, after: Halt = Halt.NONE
 ) -> tuple[str, ...]:
     """The servers that boot from the network at once when less is stopped than before, by name."""
-    servers = commit.decisions.servers.values()
-    now = ((each, _boots(each, knowledge, at, after)) for each in servers)
+    now = ((each, _boots(each, knowledge, at, after)) for each in commit.decisions.servers.values())
     return tuple(each.server for each, boot in now if boot is not None and boot != _boots(each, knowledge, at, before))
 
 

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.bmc.identity import Another, IdentityChanged
+from gitboot.bmc.worker_pool import BmcPool
 from gitboot.child_processes import uncollected
 from gitboot.controller.bmcs.power_waves import grant_turns
 from gitboot.controller.bmcs.schedule import (
@@ -24,11 +25,11 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_acceptance import Accepting, Attempt
 from gitboot.controller.condition_rules import announcements, conditions
-from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
+from gitboot.controller.current_plans import Plans, WindowWatch, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState, goes_by
 from gitboot.controller.offered_files import LedgerNotes, published
 from gitboot.controller.operator_requests import APPROVE, BEGIN, stop_of
-from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
+from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.ledger_changes import Batch, Learnt
@@ -62,7 +63,7 @@ class Components:
     inbox: Inbox
     store: Store
     target: Followed
-    bmcs: Bmcs
+    bmcs: BmcPool
     clock: Callable[[], datetime]  # by which a pass measures how long it takes
     checkpoint: Checkpoint | None = None
     tell: Callable[[Event], None] = _ignore
@@ -186,8 +187,7 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
     if attempt.accepted is None:
         return state  # its evaluation has not ended, or the clone lacks the commit
     # `settled` names no commit, because the records of its servers were settled before the start.
-    knowledge = replace(state.knowledge, settled="")
-    return replace(state, attempt=attempt, knowledge=knowledge, before_resume=state)
+    return replace(state, attempt=attempt, knowledge=replace(state.knowledge, settled=""), before_resume=state)
 
 
 def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
@@ -376,14 +376,24 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
     elif not state.publication.complete:
         due = this.at + QUICK_START
     told = components.listener.of(Work.PLAN)
-    windows = WindowsMeanwhile(components.windows, due, this.time, told)
-    state = _plan(state, commit, this, windows.report)
-    if windows.due != due:
-        publication = state.publication.owing(windows.servers, windows.events)
-        state = replace(state, publication=publication, next_window_end=windows.due)
-    if windows.ended_at is None or windows.ended_at <= this.at:
+    publication, next_end, ended_at = state.publication, due, this.at
+
+    def report(done: int, total: int) -> None:
+        nonlocal publication, next_end, ended_at
+        told(done, total)
+        if next_end is None or (now := this.time()) < next_end:
+            return
+        servers, events = components.windows.end(now)
+        publication, next_end = publication.owing(servers, events), components.windows.next_end
+        if servers:
+            ended_at = now
+
+    state = _plan(state, commit, this, report)
+    if next_end != due:
+        state = replace(state, publication=publication, next_window_end=next_end)
+    if ended_at <= this.at:
         return state
-    this.at = windows.ended_at
+    this.at = ended_at
     again = _plan(replace(state, unplanned=frozenset()), commit, this, told)  # the first plans have these machines
     return replace(again, unplanned=state.unplanned | again.unplanned)
 
@@ -555,7 +565,7 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
         return replace(state, unwritable=str(error))
 
 
-def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
+def _with_other_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
     failing = {uuid: schedule.bmcs[uuid] for uuid in schedule.failing}
     rejected = {uuid: (each, each.bmc) for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}

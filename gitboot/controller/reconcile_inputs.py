@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Final, Protocol
+from typing import Final
 
 from gitboot import files
 from gitboot.artifacts.availability import ArtifactWatch, Sighting
-from gitboot.bmc.override_session import BmcTask, TaskResult
+from gitboot.bmc.override_session import TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
@@ -31,7 +31,6 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown,
     unknown_left,
 )
-from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import canonical
 from gitboot.ledger import instance_tables, server_tables
@@ -47,25 +46,6 @@ from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime, uptime
 
 _logger = logging.getLogger(__name__)
-
-
-class Bmcs(Protocol):
-    """A pool that runs BMC tasks, many at a time."""
-
-    def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
-        """Take tasks, except for machines whose last task still runs. Return the machines whose task was taken."""
-
-    def forget(self, uuids: frozenset[SystemUuid]) -> None:
-        """Drop tasks that have not begun."""
-
-    def fingerprint(self, bmc: BmcAccess) -> str | None:
-        """Return a value that changes with the credentials of a BMC. None: it has none."""
-
-    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
-        """Return the results of tasks that have ended since the last call."""
-
-    def close(self) -> None:
-        """Let running tasks end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

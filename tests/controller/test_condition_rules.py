@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,9 +18,11 @@ from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
+from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
+from gitboot.git.clone import Source
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars import SystemUuid
@@ -113,7 +115,7 @@ def mirrored(state: InstanceState) -> InstanceState:
 def held() -> Attempt:
     """What becomes of a commit that a guard holds."""
     commits = Commits()
-    accepting = Accepting(commits, commits, limits=Limits(max_installs=0))
+    accepting = Accepting(cast(Source, commits), cast(Evaluation, commits), limits=Limits(max_installs=0))
     initial = Knowledge(facts=Facts(identity="mine", initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, cast
 from unittest.mock import patch
 
 from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
+from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE, BmcPool
 from gitboot.child_processes import encode
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance import assembly, git_source
@@ -30,7 +30,6 @@ from gitboot.controller.instance.settings import (
 )
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.disk_cache import DiskCache
@@ -215,7 +214,7 @@ class Taking:
 class Gate:
     """BMCs that a test can put out of reach for a while."""
 
-    bmcs: Bmcs
+    bmcs: BmcPool
     takes: bool = True  # whether jobs are taken
     gives: bool = True  # whether what came of those that have ended is given
 
@@ -436,8 +435,8 @@ class Bench:
         settings = Settings(output=folder, state=folder, git=git, bmc=bmc, limits=UNLIMITED, spool=spool)
         dependencies = Dependencies(
             store=self.ledger,
-            source=self.commits,
-            evaluation=self.commits,
+            source=cast(Source, self.commits),
+            evaluation=cast(Evaluation, self.commits),
             target=target if target is not None else self.target,
             clock=lambda: self.job_clock or self.now,
             make_bmcs=self._gate,
@@ -455,7 +454,7 @@ class Bench:
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 
-    def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> Bmcs:
+    def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
         def recording(uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
             if isinstance(record, SwitchRecord):
                 write(uuid, record)
@@ -465,7 +464,7 @@ class Bench:
             self.after_recording(record)
 
         self.bmcs = Gate(pool_of(settings, dependencies, recording))
-        return self.bmcs
+        return cast(BmcPool, self.bmcs)
 
     def close(self) -> None:
         self._spool.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.controller.instance.assembly import Dependencies, build
@@ -19,8 +19,10 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError
+from gitboot.evaluator.client import Evaluation
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.git.clone import Source
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
@@ -311,8 +313,8 @@ class Life:
             instance_tables.doubt(ledger, "RestoredLedger")
         dependencies = Dependencies(
             store=ledger,
-            source=self.branch,
-            evaluation=self.branch,
+            source=cast(Source, self.branch),
+            evaluation=cast(Evaluation, self.branch),
             target=self,
             clock=lambda: self.now,
             tell=self._happened,

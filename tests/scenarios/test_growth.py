@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
+from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.instance_state import Fetched
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -158,7 +159,8 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
     bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
     give_credentials(folder, password="correct horse")
     with Bench(folder, credentials=folder) as bench:
-        bench.bmcs.bmcs = bmcs = Answering()
+        bmcs = Answering()
+        bench.bmcs.bmcs = cast(BmcPool, bmcs)
 
         def reconcile() -> object:
             return bench.instance.reconciler.reconcile(bench.now)

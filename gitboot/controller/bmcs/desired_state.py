@@ -101,8 +101,7 @@ def plan_power(
     if maintenance.power is MaintenancePower.NONE:
         return None
     # A maintenance of the local disk always asks for a boot, and needs no override.
-    of_disk = maintenance.boot is None
-    is_due = plan.cause is Cause.MAINTENANCE_DISK if of_disk else plan.phase is Phase.MAINTENANCE
+    is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     made, per = record.runs.get(maintenance.name), maintenance.max_unavailable_per
     return PowerPlan(
@@ -170,8 +169,7 @@ def wanted_override(plan: BootPlan | None, keys: TokenKeys) -> Wanted | None:
     if plan is None or plan.override is None:
         return None
     override = plan.override
-    boots_disc = override.target is OverrideTarget.CD
-    medium, data_medium = media_urls(plan, keys) if boots_disc else (None, None)
+    medium, data_medium = media_urls(plan, keys) if override.target is OverrideTarget.CD else (None, None)
     return Wanted(
         reason=override.reason,
         plan_digest=plan.digest,

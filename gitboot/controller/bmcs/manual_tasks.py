@@ -435,8 +435,7 @@ def _read(subject: Subject, bmc: Driver, *, at: datetime, signed: Signed) -> Ins
         )
         if isinstance(switch, AskForReset) and subject.unnamed is not None:
             switch = Wait(why=_UNNAMED)
-    unsigned = tuple(_unsigned(subject, signed))
-    return Inspection(subject=subject, seen=seen, step=step, switch=switch, unsigned=unsigned)
+    return Inspection(subject=subject, seen=seen, step=step, switch=switch, unsigned=tuple(_unsigned(subject, signed)))
 
 
 def shown(override: Override | None) -> str:

@@ -20,8 +20,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
-from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
-from gitboot.controller.commit_judgement import Evaluating
+from gitboot.controller.commit_acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority
 from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
@@ -44,7 +43,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED
 from gitboot.controller.reconcile import Components, Reconciler
-from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
+from gitboot.controller.reconcile_inputs import Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,
@@ -100,8 +99,8 @@ class Dependencies:
     """What an instance works with and does not own: each real, or a test's."""
 
     store: Store  # the open ledger
-    source: CommitSource
-    evaluation: Evaluating
+    source: Source
+    evaluation: Evaluation
     target: ListedTarget
     clock: Clock
     make_bmcs: MakeBmcs | None = None  # None: jobs are carried out at real BMCs
@@ -131,7 +130,7 @@ class Dependencies:
     listener: WorkListener = field(default_factory=WorkListener)
 
 
-MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], Bmcs]
+MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], BmcPool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +142,7 @@ class Instance:
     store: Store
 
 
-def pool_of(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> Bmcs:
+def pool_of(settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
     """Return what carries out jobs at real BMCs."""
     return BmcPool(
         credentials=settings.bmc.credentials,

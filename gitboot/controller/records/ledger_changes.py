@@ -154,8 +154,7 @@ def _note_withdrawal(learning: Learning, noted: Withdrawal) -> None:
         f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
         f"{record.reason} is {record.state}"
     )
-    type = f"Override{record.state}"
-    learning.tell(type, message, server=name, reason=record.reason, plan=record.plan_digest)
+    learning.tell(f"Override{record.state}", message, server=name, reason=record.reason, plan=record.plan_digest)
 
 
 def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:

@@ -203,8 +203,7 @@ def begin(
             said = replace(record, offered=number, answered=0, taken_back=0)  # its own are of another ledger's sequence
             learning.write_record(uuid, names.get(uuid, uuid), said)
         for each in servers:  # who is not in the file stays unknown
-            bare = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
-            learning.machines[each.uuid] = bare
+            learning.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     heir_of = about.foreign or about.heir_of
     learning.facts = replace(
         learning.facts, initialised=how, begun=learning.at, doubt=None, foreign=None, heir_of=heir_of
