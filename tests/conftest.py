@@ -24,6 +24,7 @@ from tests.helpers import cases, forked_commands
 from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
+    from tests.helpers.instance_with_bmcs import Rack
     from tests.helpers.postgresql import PostgresServer
 
 _HERE: Final = Path(__file__).parent
@@ -199,6 +200,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
     return cases.lives
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    from tests.helpers.instance_with_bmcs import Rack
+
+    with Rack(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -21,12 +21,6 @@ from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.running_instance import Instance, eventually, running
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
 @contextmanager
 def server_stopped(server: PostgresServer) -> Iterator[None]:
     server.stop(signal.SIGQUIT)

@@ -62,12 +62,6 @@ IN_WINDOW = "20T11:00 20T13:00"
 # With real processes
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
 def repair_until(end: datetime) -> tuple[str, ...]:
     """A maintenance of all servers that boots a system which writes no disk."""
     window = f"window: {{end: '{format_instant(end.replace(microsecond=0))}'}}"
