@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from gitboot.text import printable
 
@@ -16,12 +16,7 @@ FIRST_PAUSE_S: Final = 5.0
 _LONGEST_PAUSE_S: Final = 300.0
 _STEADY_S: Final = 60.0  # a thread that has run for so long again is well
 _LONGEST_MESSAGE: Final = 200
-
-
-class _Death(NamedTuple):
-    thread: str
-    message: str  # the error, on one line
-    deaths: int  # since the thread was first started
+Failure = tuple[str, str, int]  # name of the thread, error on one line, number of deaths since its first start
 
 
 class BackgroundThread:
@@ -82,16 +77,16 @@ class BackgroundThread:
                 self._on_death(words)
             except Exception:  # noqa: BLE001 - the first error counts
                 sys.excepthook(*sys.exc_info())
-        _note(self._thread, _Death(self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+        _note(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
 
 
 # Threads belong to the process, and so does what is known of them.
 _noting: Final = threading.Lock()
-_failures: Final[dict[threading.Thread, tuple[_Death, float]]] = {}  # until when each counts
+_failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}  # until when each counts
 _listeners: Final[list[Callable[[], None]]] = []
 
 
-def _note(thread: threading.Thread, failure: _Death | None, until_s: float) -> None:
+def _note(thread: threading.Thread, failure: Failure | None, until_s: float) -> None:
     with _noting:
         if failure is None:
             _failures.pop(thread, None)
@@ -102,8 +97,8 @@ def _note(thread: threading.Thread, failure: _Death | None, until_s: float) -> N
         listener()
 
 
-def failures() -> list[tuple[str, str, int]]:
-    """The threads of this process that died, and have not run for a minute since: name, error, number of deaths."""
+def failures() -> list[Failure]:
+    """The threads of this process that died, and have not run for a minute since."""
     now_s = time.monotonic()
     with _noting:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
@@ -123,14 +118,10 @@ def listening(listener: Callable[[], None]) -> Iterator[None]:
 
 
 Item = TypeVar("Item")
+# The longest time that one call waits in the operating system. Python runs a signal handler in the main thread, between
+# two of its steps. A signal that arrives after the last step and before the thread sleeps does not end that sleep.
+# (21 of 958,000 signals in a loop that aims at this moment.)
 _LOOK_S: Final = 1.0
-
-
-"""The longest time that one call waits in the operating system.
-
-Python runs a signal handler in the main thread, between two of its steps. A signal that arrives after the last step and
-before the thread sleeps does not end that sleep. (21 of 958,000 signals in a loop that aims at this moment.)
-"""
 
 
 class SignalQueue(Generic[Item]):

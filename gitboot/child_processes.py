@@ -60,7 +60,6 @@ def spawn(
 
 
 def _environment(*kept: str) -> dict[str, str]:
-    """Return the environment without the GITBOOT_ variables that are not among ``kept``."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name in kept}
 
 

@@ -133,7 +133,6 @@ class DiskCache:
             self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
 
     def _entry_id(self, kind: str, key: bytes) -> bytes:
-        """Return the id of an entry, a digest of the key, its kind and this program."""
         return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
@@ -197,7 +196,6 @@ class DiskCache:
         raise OSError(errno.EPERM, "gitboot cannot replace it")
 
     def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
-        """Return a connection to the file if it exists and is usable. Raises OSError, `sqlite3.Error`."""
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -275,7 +273,6 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
 
 
 def _statements(connection: sqlite3.Connection) -> list[object]:
-    """Return the SQL statements of the schema."""
     return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
 
 
@@ -306,12 +303,10 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
 
 
 def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
-    """Return the ids of entries that exist."""
     return [entry for (entry,) in _rows(connection, "id", ids)]
 
 
 def _rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns of the entries that exist."""
     for start in range(0, len(ids), _BATCH):
         some = ids[start : start + _BATCH]
         marks = ",".join("?" * len(some))

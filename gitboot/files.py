@@ -154,11 +154,9 @@ def _written_in(fd: int) -> str:
 
 def read_private(file: Path) -> bytes:
     """What a file with a secret holds; raises `UsageError` where others may read or write it."""
-    try:
+    with usage_error_for(file, "read"):
         mode = file.stat().st_mode
         content = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     if mode & _FOR_OTHERS:
         raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {shell_words(file)}")
     return content
@@ -193,7 +191,7 @@ def write_output_file(
         UsageError: The path leads through a symlink as in `output_folder`, or names a symlink, a directory, a device,
             a named pipe or a socket, or the system refuses to write.
     """
-    with _usage_error_for(path):
+    with usage_error_for(path):
         if (descriptor := _descriptor_of_caller(path)) is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -211,7 +209,7 @@ def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_fo
 
     The umask applies to ``mode``. Raises `UsageError` as `write_output_file` does.
     """
-    with _usage_error_for(path), output_folder(path.parent, make=make_folders) as folder:
+    with usage_error_for(path), output_folder(path.parent, make=make_folders) as folder:
         try:
             fd = os.open(path.name, NEW_FILE, mode, dir_fd=folder)
         except FileExistsError:
@@ -233,7 +231,7 @@ def read_output_file(path: Path) -> bytes | None:
 
     Raises `UsageError` as `write_output_file` does, so that a symlink, a device or a pipe is never read.
     """
-    with _usage_error_for(path, "read"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
+    with usage_error_for(path, "read"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
         if _regular_file_at(path, folder) is not None:
             fd = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | _NO_FOLLOW, dir_fd=folder)
             with os.fdopen(fd, "rb") as file:
@@ -243,7 +241,7 @@ def read_output_file(path: Path) -> bytes | None:
 
 def remove_output_file(path: Path) -> None:
     """Remove a file below a folder that a user named, if the file exists; raises `UsageError`."""
-    with _usage_error_for(path, "removed"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
+    with usage_error_for(path, "removed"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
 
@@ -285,8 +283,6 @@ def fleet_root(path: Path) -> Path:
 
 
 class _Folder(NamedTuple):
-    """A folder on the way, which is open."""
-
     path: str
     fd: int
     is_guarded: bool  # whether a symlink in the folder may come from a stranger
@@ -316,7 +312,6 @@ class _Walk:
             os.close(self.folders.pop().fd)
 
     def reached(self) -> Path:
-        """Return the path of the last folder that was entered, and below it what could not be entered."""
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:
@@ -378,7 +373,8 @@ class _Walk:
 
 
 @contextmanager
-def _usage_error_for(path: Path, what: str = "written") -> Iterator[None]:
+def usage_error_for(path: Path, what: str = "written") -> Iterator[None]:
+    """Raise `UsageError` for an OSError in the block: ``path`` cannot be ``what``."""
     try:
         yield
     except OSError as error:

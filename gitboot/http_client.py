@@ -37,15 +37,15 @@ from gitboot.errors import HostUnreachable, UsageError
 TOTAL_S: Final = 30.0  # of a request and its whole answer, unless the caller has another deadline
 MAX_ANSWER_BYTES: Final = 1 << 20  # of an answer that is read whole, unless the caller has another limit
 MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, with those of 1xx answers; nginx allows itself 8 KiB
-_FRAMING_BYTES: Final = (
-    64 << 10
-)  # of chunk sizes, chunk extensions and trailers, beside one byte for each byte of a body
+# of chunk sizes, chunk extensions and trailers, beside one byte for each byte of a body
+_FRAMING_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 10.0  # to one address of a host
 _SENT_AT_ONCE: Final = 16 << 10  # one TLS record, RFC 8446, 5.1
 _HOSTS: Final = 64  # whose connections are kept
 _LONGEST_DETAIL: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE: Final = ("GET", "HEAD")
+_DISCONNECTED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 # Headers that a caller has to pass as credentials.
 _SECRET_HEADERS: Final = frozenset(
     {"authorization", "cookie", "job-token", "private-token", "proxy-authorization", "x-auth-token"}
@@ -185,8 +185,6 @@ def look_up(host: str, port: int, limits: RequestLimits) -> list[str]:
 
 
 class _LimitedStream(io.RawIOBase):
-    """A socket's stream that obeys the limits of its request."""
-
     def __init__(self, stream: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
         self._stream, self._socket, self._limits = stream, sock, limits
 
@@ -317,17 +315,6 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def trusted_certificates(ca_bundle: Path | None) -> ssl.SSLContext:
-    """A TLS context that trusts what the machine trusts, and ``ca_bundle`` (PEM) besides; raises `UsageError`."""
-    trusted = ssl.create_default_context()
-    if ca_bundle is not None:
-        try:
-            trusted.load_verify_locations(cafile=ca_bundle)
-        except OSError as error:
-            raise UsageError(f"{ca_bundle} cannot be read as certificates: {error.strerror}") from error
-    return trusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -498,14 +485,21 @@ class HttpClient:
                         pool_timeout=limits.left_s(),
                     )
             except (HTTPError, HTTPException, OSError, ValueError) as error:
-                if method in _REPEATABLE and not limits.is_fresh and _is_disconnected(error):
+                is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _causes(error))
+                if method in _REPEATABLE and not limits.is_fresh and is_disconnected:
                     continue  # the server ended a kept connection just then
                 raise HostUnreachable(f"{host}: {_reason(error, limits)}") from error
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
-        """Loading what the machine trusts takes 20 ms: done at the first need."""
-        return trusted_certificates(self._ca_bundle)
+        """What the machine trusts, and ``ca_bundle`` besides. Loading it takes 20 ms: done at the first need."""
+        trusted = ssl.create_default_context()
+        if self._ca_bundle is not None:
+            try:
+                trusted.load_verify_locations(cafile=self._ca_bundle)
+            except OSError as error:
+                raise UsageError(f"{self._ca_bundle} cannot be read as certificates: {error.strerror}") from error
+        return trusted
 
     def _pool_for(self, url: str) -> urllib3.PoolManager:
         parts = split_url(url)
@@ -550,7 +544,6 @@ def _followed(url: str, location: str) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it stems from, the last cause at the end."""
     cause: BaseException | None = error
     seen = set[int]()
     while cause is not None and id(cause) not in seen:
@@ -559,12 +552,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _is_disconnected(error: BaseException) -> bool:
-    return any(isinstance(each, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError) for each in _causes(error))
-
-
 def _reason(error: BaseException, limits: RequestLimits) -> str:
-    """What went wrong, without the names of libraries."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, (_RequestTooSlow, _AnswerTooLarge, _CredentialsWithheld)):

@@ -46,7 +46,6 @@ _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # of the types that `fac
 
 
 def _writer(kind: type) -> Callable[[Any], Any]:
-    """Return the function that writes the values of a type as JSON values."""
     if issubclass(kind, Enum):
         write: Callable[[Any], Any] = attrgetter("value")
     elif issubclass(kind, str | int | float):
@@ -105,7 +104,6 @@ def to_camel(name: str) -> str:
 
 
 def _keys(kind: type) -> list[_Key]:
-    """Return the fields of a dataclass that JSON has, with their keys and how their values are written."""
     keys = []
     for each in fields(kind):
         default = each.default if each.default_factory is MISSING else each.default_factory()

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import islice
 from typing import Final
 
 from gitboot.text import printable
@@ -703,18 +702,14 @@ def first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) ->
         groups[problem.path, problem.severity].append(problem)
     shown: list[Problem] = []
     for (path, severity), group in groups.items():
-        shown += _shortened(sorted(group), more.get(path, 0) if severity is Severity.ERROR else 0)
+        group.sort()
+        shown += group[:MAX_SHOWN]
+        count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
+        if count > 0:
+            are = "problem from here on is" if count == 1 else "problems from here on are"
+            message, code = f"{count:,} more {are} not shown", Code.TOO_MANY_PROBLEMS
+            shown.append(replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
     return tuple(sorted(shown))
-
-
-def _shortened(problems: list[Problem], more: int) -> Iterable[Problem]:
-    count = len(problems[MAX_SHOWN:]) + more
-    yield from islice(problems, MAX_SHOWN)
-    if count > 0:
-        are = "problem from here on is" if count == 1 else "problems from here on are"
-        hint = Code.TOO_MANY_PROBLEMS.hint
-        at = problems[:MAX_KEPT][-1]
-        yield replace(at, code=Code.TOO_MANY_PROBLEMS, message=f"{count:,} more {are} not shown", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -63,7 +63,6 @@ def _is_plain(text: str) -> bool:
 
 
 def _escape(char: str) -> str:
-    """Return a character as JSON writes the character in ASCII: two escapes above U+FFFF."""
     units = char.encode("utf-16-be", "surrogatepass")
     return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 

@@ -124,12 +124,12 @@ _FIRST: Final = (
     "publish/test_mirror_program",
     "cli/commands/test_init_ci_hostile",
     "publish/test_signed_list",
-    "git/test_fetch_deadlines",
+    "git/test_fetch",
     "publish/test_signed_list_check",
     "endpoint/test_recorder_intents",
     "scenarios/test_credential_files",
     "endpoint/test_boot_gate",
-    "fetchlog/test_access_logs_behind_caches",
+    "fetchlog/test_access_logs",
     "controller/test_checkpoint",
     "endpoint/test_api_operators_page",
     "scenarios/test_run",
@@ -141,7 +141,7 @@ _FIRST: Final = (
     "publish/test_mirror_repair",
     "scenarios/test_running_instances",
     "render/test_web_servers",
-    "evaluator/test_evaluation_hostile_commits",
+    "evaluator/test_evaluation",
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {

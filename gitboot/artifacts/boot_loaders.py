@@ -154,7 +154,6 @@ def place(
 
 
 def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
-    """Return the content of a loader and its file, or what to do about a loader that is missing."""
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
             return file.read_bytes(), str(file)
@@ -162,7 +161,6 @@ def _copied(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | st
 
 
 def _written(path: str, out: Path, tftp: Path | None, content: bytes) -> bool:
-    """Write a file to each place that it has, readable to all; return whether any of them had to be written."""
     targets = [out / _ASSETS / path, *([tftp / path] if tftp is not None else [])]
     targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
     try:
@@ -216,7 +214,6 @@ exit
 
 
 def _built(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
-    """Return a new GRUB image and how it was built, or what to do about what it lacks. Raises `AssetError`."""
     if urlsplit(base_url).scheme != "http":
         return f"GRUB fetches by http only, not from {base_url}: give --base-url for the same tree by http"
     folders = (system / "usr/lib/grub" / loader.target for system in systems)

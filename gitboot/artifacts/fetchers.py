@@ -137,7 +137,6 @@ def _content(
 
 
 def _size_of(answer: AnswerStream) -> int | None:
-    """Return the size of all of it in bytes; None if the answer does not tell that."""
     if answer.status == 206:
         return _number(answer.headers.get("Content-Range", "").rpartition("/")[2])
     return _number(answer.headers.get("Content-Length")) if not answer.headers.get("Content-Encoding") else None
@@ -202,8 +201,11 @@ def _head_of_file(path: Path) -> ArtifactHead:
         found = path.stat()
     except OSError as error:
         raise HostUnreachable(f"{path}: {error.strerror}") from error
-    version = f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}"
-    return ArtifactHead(size=found.st_size, content_type=artifact_type(path.name), version=version)
+    return ArtifactHead(
+        size=found.st_size,
+        content_type=artifact_type(path.name),
+        version=f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}",
+    )
 
 
 class RegistryFetcher:
@@ -234,7 +236,6 @@ class RegistryFetcher:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Let what registries say be what `Fetcher` says."""
     try:
         yield
     except NotInRegistry as error:

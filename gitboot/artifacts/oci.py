@@ -83,8 +83,7 @@ class Registries:
         at = origin(reference, self._allowed)
         url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
         key = at, reference.repository
-        known = self._tokens.get(key)
-        with self._followed(url, headers, known, method) as answer:
+        with self._followed(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _good(answer, reference)
                 return
@@ -109,7 +108,6 @@ class Registries:
             raise RegistryRefused(str(error)) from error
 
     def _authorization(self, at: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
-        """What the registry wants to see; None: credentials that are not at hand."""
         own = self._credentials.authorization(reference.host) if self._credentials is not None else None
         for challenge in challenges:
             scheme, _, rest = challenge.partition(" ")
@@ -461,7 +459,6 @@ def resolve(
 
 
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
-    """As a BootImage has them, in its order."""
     found = files(layers, str(reference))
     artifacts = {
         role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]

@@ -108,7 +108,7 @@ class ImageKeys:
         raise Distrusted(f"not signed by anybody who is listed for sigstore: {reason}")
 
     def _sigstore(self) -> tuple[Verifier, tuple[tuple[str, Identity], ...]]:
-        """What checks bundles, without asking anybody: whom to believe is in the files alone."""
+        # It asks nobody: the files alone say whom to believe.
         if self._verifier is None:
             try:
                 from sigstore.models import TrustedRoot
@@ -180,8 +180,9 @@ class SignatureCheck:
                     by = self._signer(artifact, artifacts.checksums)
                 except Distrusted as error:
                     fault = str(error)
-                where = ("spec", "architectures", str(architecture), *at)
-                yield VouchedFile(at=where, sha256=artifact.sha256, by=by, fault=fault)
+                yield VouchedFile(
+                    at=("spec", "architectures", str(architecture), *at), sha256=artifact.sha256, by=by, fault=fault
+                )
 
     def _signer(self, artifact: Artifact, checksums: Checksums | None) -> str | None:
         if artifact.signature is not None:
@@ -200,7 +201,6 @@ class SignatureCheck:
         return by
 
     def _listed(self, checksums: Checksums) -> tuple[frozenset[str], str]:
-        """The digests in a signed list, and who has signed it; raises `Distrusted`."""
         if checksums not in self._lists:
             kind, url = _where(checksums.signature)
             try:
@@ -227,7 +227,6 @@ class SignatureCheck:
         return bytes(content)
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
-        """Write an artifact to a file. Raises `Distrusted` if its content is not what the image says, or has no end."""
         digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
         with file.open("wb") as written:
             for chunk in self._chunks(artifact.url):

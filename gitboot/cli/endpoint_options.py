@@ -18,6 +18,7 @@ import click
 from gitboot.cli.options import Setting, combined
 from gitboot.cli.terminal import tell
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
+from gitboot.files import usage_error_for
 from gitboot.ledger.location import PostgresAddress
 from gitboot.status.conditions import Event
 
@@ -203,10 +204,8 @@ def operators_socket(access: AccessSettings) -> socket.socket | None:
 
 def make_spool(spool: Path) -> None:
     """Make a spool where it is missing."""
-    try:
+    with usage_error_for(spool, "made"):
         spool.mkdir(mode=0o750, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
 _clock: Final = partial(datetime.now, UTC)

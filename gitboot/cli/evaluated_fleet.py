@@ -33,9 +33,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
-from gitboot.render.paths import File
 from gitboot.render.plan_and_record_files import PartFiles
 from gitboot.render.server_files import About, RenderedState, server_state
 from gitboot.resolve.explanation import Explanations, fleet_facts, source_locations
@@ -118,7 +116,6 @@ class HistoryEvaluator:
 
 
 def _store(evaluator: Evaluator, cache: Cache | None) -> None:
-    """Store what the cache lacks of the last commits."""
     if cache is not None:
         for kind, values in evaluator.unstored(_BATCH):
             cache.insert_many(kind, values)
@@ -135,11 +132,10 @@ class Planned:
 
     def decision(self, server: str) -> Decision:
         """The decision for a server; raises `UsageError` with a near name where there is none."""
-        try:
-            return self.decisions.servers[server]
-        except KeyError:
+        if (found := self.decisions.servers.get(server)) is None:
             hint = did_you_mean(server, self.decisions.servers, "gitboot plan lists those that there are")
-            raise UsageError(f"there is no server {server!r}; {hint}") from None
+            raise UsageError(f"there is no server {server!r}; {hint}")
+        return found
 
     def plan(self, server: str) -> tuple[Decision, BootPlan | None]:
         decision = self.decision(server)
@@ -159,9 +155,6 @@ class Planned:
             return PartFiles(is_whole=True)
         shown = canonical(fleet_facts(self.repository, opt_outs(self.repository)))
         return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
-
-    def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
-        return server_files(self.decisions, decision, planned)
 
 
 def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, About]:
@@ -187,25 +180,16 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
     decided = evaluate_fleet(path, rev, at).decided
-    return Planned(
-        repository=decided.repository,
-        decisions=decided.decisions,
-        at=at,
-        records=known_records(decided.decisions, records),
-    )
-
-
-def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid, Record]:
-    """What ``--records`` says: nothing without it; fresh, adopt, or exported records in a file."""
-    if records is None:
-        return {}
-    if records not in ("fresh", "adopt"):
+    known: dict[SystemUuid, Record] = {}
+    if records in ("fresh", "adopt"):
+        new = first_records(decided.decisions.servers.values(), {}, adopt_all=records == "adopt")
+        known = {uuid: record for uuid, _, record in new}
+    elif records is not None:
         try:
-            return read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
+            known = read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
-    new = first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
-    return {uuid: record for uuid, _, record in new}
+    return Planned(repository=decided.repository, decisions=decided.decisions, at=at, records=known)
 
 
 def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:

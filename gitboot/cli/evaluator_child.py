@@ -43,8 +43,6 @@ _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the chi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Settings:
-    """How this process evaluates commits."""
-
     workers: int | None = None  # None: one for each processor
     cache: Cache | None = None  # None: with --no-cache
     begun: Begun | None = None  # is called with the number of files, and sets the limits; None: no limits (in tests)
@@ -133,7 +131,6 @@ def evaluation_limits() -> Iterator[Begun]:
 
 
 def _limit(allowance: Allowance, files: int) -> None:
-    """Give this process from now on what a commit of so many files may take."""
     from gitboot.child_processes import Spent
 
     allowance.bound(Spent.now(), files)
@@ -221,7 +218,6 @@ def _wait(child: int) -> int:
 
 
 def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
-    """Answer the lookups of the child, and store its results."""
     from gitboot.evaluator.cache import serve_cache
 
     with (

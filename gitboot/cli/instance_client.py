@@ -36,6 +36,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.files import usage_error_for
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient
 from gitboot.ledger import instance_tables
@@ -106,10 +107,8 @@ class TreeInformant:
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
         records = self.folder / RECORDS
-        try:
+        with usage_error_for(records, "read"):
             known = read_records(records)
-        except OSError as error:
-            raise UsageError(f"{records} cannot be read: {error.strerror}") from None
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
@@ -166,10 +165,8 @@ def informant_at(
 
 
 def _content(file: Path) -> bytes:
-    try:
+    with usage_error_for(file, "read"):
         return file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
 
 
 _PATIENCE_S: Final = 30
@@ -188,8 +185,10 @@ def decision_of(look: Look, server: str) -> Decision:
     """The decision for a server; raises `UsageError` where the accepted commit has no such server."""
     servers = look.commit.decisions.servers
     if (found := servers.get(server)) is None:
-        hint = did_you_mean(server, servers, "gitboot plan lists those that there are")
-        raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
+        raise UsageError(
+            f"the accepted commit has no server {server!r}; "
+            + did_you_mean(server, servers, "gitboot plan lists those that there are")
+        )
     return found
 
 
@@ -322,7 +321,6 @@ def accepted_by(where: str, *, deadline_s: float = 30) -> str:
 
 
 def _answers(url: str, deadline_s: float) -> Iterator[Any]:
-    """The status of an endpoint; of a mirror, what the tree says that it serves."""
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
         reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
@@ -359,7 +357,6 @@ def output_of(state: Path) -> Path | None:
 
 
 def _places_of(state: Path) -> tuple[Path | None, Path | None]:
-    """Return OUTPUT and the spool of the instance on ``state``, as far as its ledger can be read."""
     with suppress(LedgerError):
         return places(state / LEDGER) if has_ledger(state) else (None, None)
     return None, None

@@ -89,6 +89,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "completion": ".main:command",
     "diff": "diff_and_comment:command",
     "events": "status:events_command",
+    "images": "plan:images_command",
     "import": "import_:command",
     "new": "new_server:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
@@ -132,8 +133,6 @@ _OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
 
 
 class _Commands(click.Group):
-    """The commands by name, each imported when it is needed."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
 
@@ -165,7 +164,6 @@ class _Commands(click.Group):
 
 
 def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    """Print the versions of gitboot, Python and libgit2, and exit."""
     if not is_asked or context.resilient_parsing:
         return
     import platform

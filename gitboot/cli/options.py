@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 REFERENCE: Final = "docs/reference/configuration.md"
+VARIABLES: Final = {"auto_envvar_prefix": "GITBOOT"}  # context settings: each option has a variable
 _CONFIG: Final = "gitboot.config"  # in a context: the path of the configuration file
 
 
@@ -343,8 +344,6 @@ def this_second() -> datetime:
 
 
 def _allowance(cls: type[click.Option]) -> Callable[[Command], Command]:
-    """Return the limits for evaluating one commit, as options or as settings of the configuration file."""
-
     def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
         whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
@@ -536,7 +535,6 @@ LIMITS: Final = {
 
 
 def _limits(cls: type[click.Option]) -> Callable[[Command], Command]:
-    """Return one option, or setting, for each guard. gitboot holds a commit that changes more."""
     options = []
     for name, text in LIMITS.items():
         flag = f"--{name.replace('_', '-')}"

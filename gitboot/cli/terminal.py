@@ -97,7 +97,6 @@ def _fitting(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    """A cell in lines of at most so many columns; one that is coloured keeps its colour."""
     if _width(cell) <= width:
         return [cell]
     plain, parts = unstyled(cell), [""]
@@ -125,7 +124,6 @@ def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
 
 
 def _cut(cell: str, width: int) -> str:
-    """A cell of at most so many columns; one that is coloured keeps its colour."""
     plain = unstyled(cell)
     return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
 

@@ -46,41 +46,36 @@ class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def encode_decided(decided: DecidedServer) -> bytes:
-    """Return the bytes of a `DecidedRow`."""
     return encode(DecidedRow(protocol.bytes_of(decided.decision), encode(decided.host), decided.findings))
+
+
+def _decoded_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 def decoded_row(data: bytes) -> DecidedRow | None:
     """Return the row, or None if the bytes are not a row."""
-    try:
-        row: DecidedRow = _row(data)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    return row
+    return _decoded_or_none(_row, data)
 
 
 def row_of(data: bytes, server: str) -> DecidedRow | None:
     """Return the row of a server, or None if the bytes are none: they may be the row of another server."""
-    row = decoded_row(data)
-    try:
-        is_own = row is not None and _named(row.decision).server == server == _named(row.host).server
-    except (msgspec.MsgspecError, ValueError):
+    if (row := decoded_row(data)) is None:
         return None
-    return row if is_own else None
+    parts = (_decoded_or_none(_named, part) for part in (row.decision, row.host))
+    return row if all(part is not None and part.server == server for part in parts) else None
 
 
 def encode_result(result: LoadedFile | DecidedRow) -> bytes:
-    """Return the value of a result for the cache."""
     return encode(result if isinstance(result, DecidedRow) else result.parsed.resources)
 
 
 def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
     """Return a file's Server documents with their indexes, or None if the bytes are not such documents."""
-    try:
-        servers: list[tuple[int, Server]] = _servers(data)
-    except (msgspec.MsgspecError, ValueError):
-        return None
-    return servers or None
+    return _decoded_or_none(_servers, data) or None
 
 
 def is_result(kind: ResultKind, data: bytes) -> bool:
@@ -89,10 +84,8 @@ def is_result(kind: ResultKind, data: bytes) -> bool:
         return decoded_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decoded_row(data)) is None:
         return False
-    try:
-        return protocol.verified_decision(row.decision).server == host_of(row.host).server
-    except (msgspec.MsgspecError, ValueError):
-        return False
+    decision, host = _decoded_or_none(protocol.verified_decision, row.decision), _decoded_or_none(host_of, row.host)
+    return decision is not None and host is not None and decision.server == host.server
 
 
 class Decoded(Mapping[str, V], Generic[V]):
@@ -116,13 +109,11 @@ class Decoded(Mapping[str, V], Generic[V]):
 
 @lru_cache(maxsize=RECENT)
 def decision_of(data: bytes) -> Decision:
-    """Return the decision of a row, whose digest is not verified."""
     return protocol.decision(data)
 
 
 @lru_cache(maxsize=RECENT)
 def host_of(data: bytes) -> Host:
-    """Return the host of a row."""
     return protocol.network(data)
 
 
@@ -142,8 +133,6 @@ class Results(Protocol):
 
 
 class Cache(Results, Protocol):
-    """Results that can be added to."""
-
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet."""
 

@@ -103,7 +103,6 @@ class Evaluation:
             spooled.results.close()
 
     def wait_until_stored(self) -> None:
-        """Wait until the cache has the results of the commits that were accepted."""
         self._storing.submit(lambda: None).result()
 
     def settle(self, accepted: Revision | None) -> None:
@@ -123,7 +122,6 @@ class Evaluation:
             self._cache.close()
 
     def _end_process(self) -> None:
-        """Kill the process. The thread of the conversations waits for its end."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -167,8 +165,6 @@ _MOST_SPOOLED: Final = 8
 
 
 class _Spooled(NamedTuple):
-    """Results of an evaluation."""
-
     results: SpooledResults
     untrusted: frozenset[Revision]  # the commits that its process had evaluated before and that were not accepted
 
@@ -245,7 +241,6 @@ class _Conversation:
             self._read(1, 1)
 
     def _left_s(self) -> float:
-        """Return the seconds that the evaluation may still take."""
         return self._began + self._wall_s - time.monotonic()
 
     def _answers(self) -> Iterator[protocol.Answer]:
@@ -275,7 +270,6 @@ class _Conversation:
             self._process.kill()
 
     def _end(self) -> InvalidRepository | _Killed:
-        """Return an error that tells how the process ended."""
         status = self._process.wait()
         if self._is_late:
             return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
@@ -289,8 +283,6 @@ class _Conversation:
 
 
 class _Assembly:
-    """A commit that is being assembled from its base and the servers that differ."""
-
     def __init__(self, base: Commit | None) -> None:
         self._base = base
         self._touched: list[str] = []

@@ -80,7 +80,6 @@ class Lineage:
             before, after, newer = before + after, [], step
 
     def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
-        """Return what the step from ``old`` to ``new`` changed for the server."""
         step = (_tree(old), _tree(new))
         if changed := self._known(ResultKind.HISTORY_CHANGED, step):
             if (uuid := _uuid_of(server, changed[0])) is None:

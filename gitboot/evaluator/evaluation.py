@@ -85,7 +85,6 @@ class Evaluation:
         return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
     def is_made_of(self, other: Evaluation) -> bool:
-        """Return whether this evaluation has the same files and decisions as another one."""
         return self.keys is other.keys and self.repository.origins is other.repository.origins
 
 
@@ -102,7 +101,6 @@ class FleetSummary:
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
-        """The number of servers for each value of the labels that group servers."""
         sizes: Counter[tuple[str, str]] = Counter()
         for key in GROUPING:
             for batch in self._loaded.batches:
@@ -113,8 +111,6 @@ class FleetSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitPair:
-    """A commit beside its base."""
-
     base: Evaluation | None
     head: Evaluation
     claims: dict[Key, frozenset[Digest]]  # of decisions of earlier bases, see `offered_claims`
@@ -147,7 +143,6 @@ class CommitPair:
         return frozenset((*moved, *(Id("file", path) for path in files)))
 
     def changes(self) -> Changes:
-        """Compare both commits."""
         from gitboot.review.decision_changes import (
             compare,  # only here: `validate` does not need it, and its import takes time
         )
@@ -222,7 +217,6 @@ class Evaluator:
         return CommitPair(base=base_evaluation, head=head, claims=self._claims)
 
     def holds(self, revision: Revision) -> bool:
-        """Return whether a commit is one of the last two."""
         return any(each.revision == revision for each in self._held)
 
     def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
@@ -415,7 +409,6 @@ _PIECE: Final = 2**20  # bytes
 
 
 def processors() -> int:
-    """Return the default number of workers."""
     return min(len(os.sched_getaffinity(0)), MOST)
 
 
@@ -480,7 +473,6 @@ class _Worker:
     pipe: int
 
     def end(self) -> float:
-        """End the worker, and return its processor time in seconds."""
         os.close(self.pipe)
         os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still run
         _, _, usage = os.wait4(self.process, 0)

@@ -74,13 +74,11 @@ class _Answering:
         self._allowance = Allowance()
 
     def begin(self, allowance: Allowance) -> None:
-        """Start the limits of a commit anew."""
         self._spent, self._allowance = Spent.now(), allowance
         self._allowance.bound(self._spent, 0)
         self.send(protocol.Begun(None))
 
     def begun(self, files: int) -> None:
-        """Set the limits of a commit with so many files, and report the number."""
         self._allowance.bound(self._spent, files)
         self.send(protocol.Begun(files))
 
@@ -190,7 +188,6 @@ def _servers(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
 
 
 def _explanations(commit: Evaluation | None) -> Explanations | None:
-    """Return the explanations of a commit's servers; None: there is no commit, or it publishes no page."""
     if commit is None or not _has_page(commit):
         return None
     return Explanations(commit.repository, commit.decided.decisions.servers)
@@ -286,7 +283,6 @@ def _moves(
 
 
 def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
-    """Return the site of each server that is at one."""
     selection = sites(commit.repository)
     found = {name: selection.of(server) for name, server in servers.items()}
     return {name: selected[0].name for name, selected in found.items() if selected}

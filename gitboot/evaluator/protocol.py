@@ -55,13 +55,11 @@ class Allowance:
         spent.limit(memory=self.memory(files), processor_s=self.processor_s(files))
 
     def memory(self, files: int) -> int:
-        """Return the limit in bytes."""
         mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
         return int(mebibytes * 2**20)
 
 
 def exceeded(what: str) -> Problem:
-    """Return the problem of a commit that exceeded a limit."""
     code = Code.LIMITS
     return Problem(path=".", line=1, column=1, code=code, message=what, hint=code.hint)
 
@@ -105,8 +103,6 @@ class Wanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """The results that the cache has."""
-
     values: dict[bytes, bytes]
 
 
@@ -175,8 +171,6 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):
-    """The clone could not be read."""
-
     message: str
     is_corrupt: bool
 

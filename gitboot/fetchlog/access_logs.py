@@ -54,8 +54,6 @@ _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror
 
 
 class _Sender(Enum):
-    """Who sent a request, as far as its line shows that."""
-
     MACHINE = auto()
     TOOL = auto()
     UNCLEAR = auto()  # a machine, or a monitor: such a fetch proves nothing, and may have installed a server
@@ -348,7 +346,6 @@ class _Opened:
         self._seen = (-1, -1)
 
     def has_changed(self) -> bool:
-        """Whether it was written to since this was asked for the last time."""
         before, self._seen = self._seen, (self.stat.st_size, self.stat.st_mtime_ns)
         return self._seen != before
 
@@ -457,7 +454,6 @@ class LogFile:
         return since_ns
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """The log and its rotated files."""
         for path in self._path.parent.iterdir():
             if path == self._path or (self._rotated.fullmatch(path.name) and path.suffix not in _COMPRESSED):
                 with suppress(FileNotFoundError):
@@ -523,7 +519,6 @@ class SentVersions:
         return modified < newest
 
     def write(self) -> None:
-        """Remember what was seen."""
         if self._has_changed:
             self._has_changed = False
             with suppress(OSError):

@@ -43,8 +43,6 @@ class WhyNot(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NotGiven:
-    """A boot that was not given."""
-
     reason: WhyNot
     server: str
     words: str  # why
@@ -138,7 +136,6 @@ def with_outcomes(items: Iterable[_T], observation_of: Callable[[_T], Observatio
 
 
 def that_use_up(observations: Iterable[Observation]) -> list[Observation]:
-    """Return the observations that use a boot up: fetches, and intents whose outcome is not known."""
     return [each for each in with_outcomes(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD]
 
 
@@ -254,7 +251,6 @@ def write_report(folder: Path, name: str, report: Report) -> None:
 
 
 def remove_report(folder: Path, name: str) -> None:
-    """Take it away when the endpoint ends."""
     with suppress(OSError):
         (folder / f"{name}{SUFFIX}").unlink()
 
@@ -323,7 +319,6 @@ def is_check(agent: str, query: Mapping[str, str]) -> bool:
 
 
 def is_loader(agent: str) -> bool:
-    """Return whether a boot loader asks."""
     return _LOADERS.match(agent) is not None
 
 
@@ -333,7 +328,6 @@ def is_system(agent: str) -> bool:
 
 
 def is_tool(agent: str) -> bool:
-    """Return whether a person's tool or a monitor asks."""
     return _TOOLS.match(agent) is not None
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.render.paths import FAILED, Role, kind_of, means
 from gitboot.resolve.boot_limits import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
@@ -42,17 +42,16 @@ def secret_of(path: str) -> str | None:
 
 
 def is_report(secret: str) -> bool:
-    """Return whether a secret is the path of a report: that is an event of its own, and no condition."""
     return secret.startswith(_REPORT)
 
 
 def described(secret: str) -> str:
-    """Return what messages call a secret."""
     group, _, name = secret.partition("/")
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
 
 
-class AddressFetches(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AddressFetches:
     """The fetches of one secret by one address, or by several that are not told apart."""
 
     first: datetime
@@ -60,11 +59,7 @@ class AddressFetches(NamedTuple):
     times: int
 
     def and_one(self, at: datetime, times: int) -> AddressFetches:
-        """Return these fetches and more."""
         return AddressFetches(min(self.first, at), max(self.last, at), self.times + times)
-
-    def facts(self) -> dict[str, Any]:
-        return {"first": format_instant(self.first), "last": format_instant(self.last), "times": self.times}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +77,6 @@ class SecretFetches:
 
     @property
     def every(self) -> list[AddressFetches]:
-        """The fetches by each address, and those by ``others``."""
         return [*self.addresses.values(), *filter(None, [self.others])]
 
     @property
@@ -92,7 +86,6 @@ class SecretFetches:
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
 
     def fetched(self, address: str, at: datetime, times: int) -> SecretFetches:
-        """Return these fetches and more, by one address."""
         if address in self.addresses or (len(self.addresses) < MOST_ADDRESSES and address != OTHERS):
             before = self.addresses.get(address, AddressFetches(at, at, 0))
             return replace(self, addresses={**self.addresses, address: before.and_one(at, times)})
@@ -119,7 +112,6 @@ class InstallationFetches:
 
     @property
     def last(self) -> datetime:
-        """When any of them was fetched last."""
         return max(each.last for secret in self.secrets.values() for each in secret.every)
 
     def has_fetched(self, address: str, secret: str) -> bool:
@@ -140,17 +132,15 @@ class InstallationFetches:
                 "unexpected": each.is_unexpected,
                 "times": each.seen[1],
                 "addresses": [
-                    {"address": address, **found.facts()} for address, found in sorted(each.addresses.items())
+                    {"address": address, **facts(found)} for address, found in sorted(each.addresses.items())
                 ],
-                "others": each.others.facts() if each.others is not None else None,
+                "others": facts(each.others),
             }
             for name, each in sorted(self.fetched.items())
         ]
 
 
 class Given(NamedTuple):
-    """A boot that was given."""
-
     first: Observation  # or what its installer reported, where that is all that is known
     is_over: bool  # whether the system that was booted has asked for its data since, or its installer reported
 
@@ -175,7 +165,6 @@ class _File:
     observations: dict[str, dict[int, Observation]] = field(default_factory=dict)  # by server and by offer, by place
 
     def read(self, path: Path) -> None:
-        """Take in what was added since the last time."""
         for offset, line in whole_lines(path, self.offset):
             self.offset = offset + len(line)
             match parse(line):

@@ -165,7 +165,6 @@ class Spool:
         return done
 
     def close(self) -> None:
-        """Write what is waiting, and end."""
         self._queue.put(None)
         self._thread.join()
         self._file.close()
@@ -183,7 +182,6 @@ class Spool:
                 return
 
     def _take(self, waiting: list[_Entry | Callable[[], None]]) -> None:
-        """Write the lines that wait with one sync, and then make the calls."""
         entries = [each for each in waiting if isinstance(each, _Entry)]
         entries = [each for each in entries if each.written.set_running_or_notify_cancel()]
         failure = None
@@ -212,7 +210,6 @@ class Spool:
 
 
 def line_of(observation: Observation) -> bytes:
-    """An observation as it is written."""
     more = {
         "digest": observation.digest,
         "modified": observation.modified,
@@ -238,8 +235,6 @@ def line_of(observation: Observation) -> bytes:
 
 
 class Taken(NamedTuple):
-    """What was taken from a spool."""
-
     observations: list[Observation]  # in their order: of one writer as they were written, of several by instant
     offsets: dict[str, int]  # by file: how far it was read, from the next time on
     strays: int  # lines that are no observations

@@ -162,7 +162,6 @@ class UnknownMachines:
         return not known
 
     def expire(self, at: datetime) -> None:
-        """Drop those that have not asked for long."""
         for each in self.machines:
             if each.last <= at - KEPT:
                 self._drop(each)
@@ -198,7 +197,6 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
 
 
 def render_unknown(table: UnknownMachines) -> bytes:
-    """A table as a file has it."""
     return canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
 
 
@@ -287,7 +285,6 @@ class Findings:
     memory_mib: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """As `findings_of` reads it."""
         facts = asdict(self)
         facts["memoryMiB"] = facts.pop("memory_mib")
         return _present(
@@ -299,7 +296,6 @@ class Findings:
         )
 
     def __str__(self) -> str:
-        """All of it in one line."""
         kind = " ".join(filter(None, (self.manufacturer, self.product)))
         how = " ".join(filter(None, (self.architecture, self.firmware)))
         cpus = count(self.cpus, "CPU") if self.cpus is not None else ""
@@ -401,7 +397,6 @@ class UnknownAsked:
         self.requests = 0  # of machines that no document describes
 
     def note(self, machine: UnknownMachine) -> None:
-        """Take note of one that has asked."""
         with self._lock:
             self.requests += machine.times
             self._table.add(machine)
@@ -425,8 +420,6 @@ class UnknownAsked:
 
 
 class UnknownLeft(NamedTuple):
-    """What a writer has left."""
-
     path: Path
     table: UnknownMachines
 

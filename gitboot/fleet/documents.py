@@ -40,7 +40,6 @@ def read_resource(value: dict[str, Value]) -> Resource:
 
 
 def _id(value: dict[str, Value]) -> Id | None:
-    """Return the kind and the name of a document, or None if gitboot cannot read one of them."""
     kind, metadata = value.get("kind"), value.get("metadata")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(metadata, dict):
         return None
@@ -168,7 +167,6 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
 
 
 def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_most: int) -> list[Problem]:
-    """Return the first faults of a document, by their places."""
     if at_most <= 0:
         return []
     placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]

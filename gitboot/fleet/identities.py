@@ -86,7 +86,6 @@ def place_of(address: str, system: str | None) -> tuple[str, str | None]:
 
 
 def _host(host: str) -> str:
-    """Return a host name in small letters without the dot of the root, or an IP address in its short form."""
     try:
         address = ip_address(host.replace("%25", "%", 1))  # RFC 6874: how a URL writes the zone's sign
     except ValueError:

@@ -39,16 +39,15 @@ class Ignore:
         self.leaves_out: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._leaves_out)
 
     def _leaves_out(self, path: str) -> bool:
-        """Return whether a path, or a folder above it, is left out. A path that ends with "/" is a folder."""
+        # A path that ends with "/" is a folder.
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._behind(folder) if slash else self._automaton.start
         if states is None:
             return True
-        states = self._automaton.through(states, name)
-        return self._automaton.leaves_out(states, is_folder=path.endswith("/"))
+        return self._automaton.leaves_out(self._automaton.through(states, name), is_folder=path.endswith("/"))
 
     def _enter(self, folder: str) -> int | None:
-        """Return the states behind the "/" of a folder, or None if the folder and all below it are left out."""
+        # None: the folder and all below it are left out.
         states = self._automaton.start
         for name in folder.split("/"):
             states = self._automaton.through(states, name)
@@ -120,17 +119,14 @@ class _Automaton:
         self.start = self._with_skipped(_bits(states.at_path)) | self._at_name
 
     def through(self, states: int, name: str) -> int:
-        """Return the states behind a name in a path."""
         for byte in name.encode():
             states = self._with_skipped((states & self._takes[byte]) << 1 | states & self._stars)
         return states
 
     def into_folder(self, states: int) -> int:
-        """Return the states behind the "/" that ends the name of a folder."""
         return self._with_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
 
     def leaves_out(self, states: int, *, is_folder: bool) -> bool:
-        """Return whether the last pattern that matches the whole path leaves the path out."""
         ended = states & (self._ends if is_folder else self._file_ends)
         return bool(ended) and not self._takes_in >> (ended.bit_length() - 1) & 1
 
@@ -265,7 +261,6 @@ def _tokens(glob: bytes, is_path: bool) -> list[Token]:
 
 
 def _members(written: Iterable[bytes]) -> Bytes:
-    """Return the bytes in a character class."""
     members: Bytes = 0
     for each in written:
         if each.startswith(b"[:"):
@@ -327,7 +322,6 @@ def listed(snapshot: Snapshot) -> Listing:
 
 
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
-    """Return a function that tells whether ``.gitbootignore`` names a path, and the problems of the file."""
     blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
         return _nothing, []

@@ -29,13 +29,12 @@ from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
 from gitboot.fleet.resources import KINDS, FleetRepository, Id, Origin, Resource
 from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, locate
-from gitboot.jsonio import API_VERSION
-from gitboot.model.boot_image import ImageStream
+from gitboot.jsonio import API_VERSION, to_camel
+from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fields import read
-from gitboot.model.fleet import Fleet, UnknownProfile
-from gitboot.model.scalars import AGE, Malformed, Name, Path, shown
-from gitboot.model.selectors import Selector
+from gitboot.model.fleet import Fleet
+from gitboot.model.scalars import AGE, Malformed, Path, shown
 from gitboot.model.server import Server
 from gitboot.problems import MAX_KEPT, Code, Problem, first
 from gitboot.text import near
@@ -198,7 +197,6 @@ def _batch(files: tuple[LoadedFile, ...]) -> FileBatch:
 
 
 def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded | None) -> FleetRepository | None:
-    """Return the repository of ``before`` at this revision, if no file that the fleet reads is another."""
     if before is None or len(batches) != len(before.batches) or not all(map(is_, batches, before.batches)):
         return None
     blobs, known = snapshot.blobs, before.snapshot.blobs
@@ -259,7 +257,6 @@ def _repository(
 
 
 def _in_order(resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return resources in the order of their names."""
     names = list(resources)  # usually in order: gitboot reads files by path
     return resources if sorted(names) == names else dict(sorted(resources.items()))
 
@@ -275,7 +272,7 @@ _ATTRIBUTES: Final = {
 
 
 def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
-    """Return the files that resources name, or None if one is missing, or must not be used."""
+    # None: a file is missing, or must not be used.
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -293,7 +290,6 @@ def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -
 
 
 def _read_named(snapshot: Snapshot, path: str) -> bytes:
-    """Return a file that a resource names. Raises `Malformed` if gitboot must not use the file."""
     try:
         data = snapshot.read(snapshot.blobs[path])
     except Oversized as error:
@@ -304,13 +300,13 @@ def _read_named(snapshot: Snapshot, path: str) -> bytes:
         try:
             sealed(data)
         except NotSealed as error:
-            message = f"{shown(path)} is no secret that an endpoint could open: {error}"
-            raise Malformed(Code.NOT_SEALED, message) from None
+            raise Malformed(
+                Code.NOT_SEALED, f"{shown(path)} is no secret that an endpoint could open: {error}"
+            ) from None
     return data
 
 
 def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
-    """Run every check, and locate each problem that is found."""
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
@@ -426,8 +422,6 @@ def _dangling_references(draft: Draft) -> Iterator[Remark]:
 
 
 class _Names:
-    """The names that references may have meant."""
-
     def __init__(self, known: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
         for kind, each in groupby(sorted(known), key=lambda key: key.kind):
@@ -436,7 +430,6 @@ class _Names:
         self._left = _COMPARISONS
 
     def hint(self, kind: str, name: str, otherwise: str) -> str:
-        """Return a hint at the nearest name, or ``otherwise`` if there is none or too many names were compared."""
         if (kind, name) not in self._near and self._left > 0:
             self._left -= len(self._names[kind])
             self._near[kind, name] = near(name, self._names[kind])
@@ -568,68 +561,75 @@ def problems_of(remarks: Iterable[Remark], read: Callable[[BlobId], bytes]) -> t
 
 
 def _places(spots: Iterable[Spot], read: Callable[[BlobId], bytes]) -> dict[Spot, Place]:
-    """Return the places of values. Each document is read once."""
     in_order = sorted(set(spots), key=lambda spot: spot[0])
     return {(origin, at): locate(read(origin.blob), origin.document, at) for origin, at in in_order}
 
 
+# The fields that name other resources, by the kind of what they name; * stands for each item of a list or a mapping.
+_REFERENCES: Final[Mapping[type[Resource], tuple[tuple[str, str], ...]]] = {
+    Fleet: (
+        ("BootProfile", "unknown_servers.profile"),
+        ("Server", "sites.*.select.servers.*"),
+        ("Server", "hardware.*.select.servers.*"),
+    ),
+    Server: (
+        ("BootPolicy", "policy"),
+        ("BootImage", "pin.image"),
+        ("file", "bmc.tls.ca"),
+        ("file", "secrets.*"),
+    ),
+    BootImage: (),
+    ImageStream: (
+        ("BootImage", "current"),
+        ("BootImage", "rollout.image"),
+        ("Server", "rollout.selector.servers.*"),
+        ("BootImage", "holds.*.image"),
+        ("Server", "holds.*.select.servers.*"),
+    ),
+    BootProfile: (
+        ("BootImage", "image"),
+        ("ImageStream", "stream"),
+        ("file", "user_data.template"),
+        ("file", "user_data.vendor_data"),
+        ("file", "user_data.network_config"),
+        ("file", "user_data.secrets.*"),
+        ("file", "templates.ipxe"),
+        ("file", "templates.grub"),
+    ),
+    BootPolicy: (
+        ("BootPolicy", "inherits"),
+        ("BootProfile", "profile"),
+        ("Server", "select.servers.*"),
+    ),
+    Maintenance: (
+        ("BootProfile", "profile"),
+        ("Server", "select.servers.*"),
+    ),
+}
+_STEPS: Final = {
+    kind: tuple((named, tuple((step, to_camel(step)) for step in field.split("."))) for named, field in fields)
+    for kind, fields in _REFERENCES.items()
+}
+
+
 def references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
     """Return each name of another resource or file in ``resource``: (kind or "file", name, path of the field)."""
-    match resource:
-        case Fleet(spec=fleet):
-            if isinstance(fleet.unknown_servers, UnknownProfile):
-                profile = fleet.unknown_servers.profile
-                yield "BootProfile", profile, ("spec", "unknownServers", "profile")
-            for number, site in enumerate(fleet.sites):
-                yield from _selected(site.select, ("spec", "sites", number, "select"))
-            for number, made in enumerate(fleet.hardware):
-                yield from _selected(made.select, ("spec", "hardware", number, "select"))
-        case Server(spec=server):
-            if server.policy is not None:
-                yield "BootPolicy", server.policy, ("spec", "policy")
-            if server.pin is not None:
-                yield "BootImage", server.pin.image, ("spec", "pin", "image")
-            if server.bmc is not None and server.bmc.tls.ca is not None:
-                yield "file", server.bmc.tls.ca, ("spec", "bmc", "tls", "ca")
-            for name, secret in server.secrets.items():
-                yield "file", secret, ("spec", "secrets", name)
-        case ImageStream(spec=stream):
-            yield "BootImage", stream.current, ("spec", "current")
-            if stream.rollout is not None:
-                yield "BootImage", stream.rollout.image, ("spec", "rollout", "image")
-                yield from _selected(stream.rollout.selector, ("spec", "rollout", "selector"))
-            for number, hold in enumerate(stream.holds):
-                yield "BootImage", hold.image, ("spec", "holds", number, "image")
-                yield from _selected(hold.select, ("spec", "holds", number, "select"))
-        case BootProfile(spec=boot):
-            if boot.image is not None:
-                yield "BootImage", boot.image, ("spec", "image")
-            if boot.stream is not None:
-                yield "ImageStream", boot.stream, ("spec", "stream")
-            if boot.user_data is not None:
-                yield "file", boot.user_data.template, ("spec", "userData", "template")
-                for field, path in boot.user_data.beside.values():
-                    yield "file", path, ("spec", "userData", field)
-                for name, secret in boot.user_data.secrets.items():
-                    yield "file", secret, ("spec", "userData", "secrets", name)
-            for loader in ("ipxe", "grub"):
-                if (template := getattr(boot.templates, loader)) is not None:
-                    yield "file", template, ("spec", "templates", loader)
-        case BootPolicy(spec=policy):
-            if policy.inherits is not None:
-                yield "BootPolicy", policy.inherits, ("spec", "inherits")
-            if policy.profile is not None:
-                yield "BootProfile", policy.profile, ("spec", "profile")
-            yield from _selected(policy.select, ("spec", "select"))
-        case Maintenance(spec=maintenance):
-            yield "BootProfile", maintenance.profile, ("spec", "profile")
-            yield from _selected(maintenance.select, ("spec", "select"))
+    for kind, steps in _STEPS[type(resource)]:
+        for name, at in _values_at(resource.spec, steps, ("spec",)):
+            yield kind, name, at
 
 
-def _selected(select: str | Selector, at: Path) -> Iterator[tuple[str, Name, Path]]:
-    if isinstance(select, Selector):
-        for number, name in enumerate(select.servers):
-            yield "Server", name, (*at, "servers", number)
+def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
+    """Yield each value at a path of fields, and its place in the document. A word has no fields."""
+    if not steps:
+        yield value, at
+        return
+    (name, alias), *_ = steps
+    if name == "*":
+        for step, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _values_at(each, steps[1:], (*at, step))
+    elif (found := getattr(value, name, None)) is not None:
+        yield from _values_at(found, steps[1:], (*at, alias))
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:

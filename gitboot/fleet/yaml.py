@@ -200,8 +200,6 @@ def _problem_of_file(data: bytes, path: str) -> Problem | None:
 
 
 class _Span(NamedTuple):
-    """The bytes of one document in its file."""
-
     start: int
     end: int
     lines_before: int
@@ -220,7 +218,6 @@ def _cut(data: bytes) -> Iterator[_Span]:
 
 @lru_cache(maxsize=2)
 def _spans(data: bytes) -> tuple[_Span, ...]:
-    """Return the documents that are not empty, by their index."""
     return tuple(span for span in _cut(data) if not _Reader(data, span).is_empty)
 
 
@@ -237,12 +234,10 @@ class _Lines:
 
     def place(self, offset: int) -> Place:
         line = bisect_left(self._ends, offset)
-        column = offset - (self._ends[line - 1] if line else -1)
-        return Place(self._lines_before + line + 1, column)
+        return Place(self._lines_before + line + 1, offset - (self._ends[line - 1] if line else -1))
 
 
 def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
-    """Return the value at a key or an index of a value, with the place of the key."""
     if isinstance(placed.items, dict) and isinstance(step, str):
         return placed.items.get(step)
     if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
@@ -251,8 +246,6 @@ def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
 
 
 class _Layout(NamedTuple):
-    """The places of all values of a document."""
-
     root: Spot
     lines: _Lines
 
@@ -274,14 +267,12 @@ class _Reader:
         return self._root is None and not self.problems
 
     def read(self, index: int) -> Document | None:
-        """Return the document, or None if it has faults."""
         value = self._attempt(self._whole) if self._root else None
         if self.problems or not isinstance(value, dict):
             return None
         return Document(value=value, index=index)
 
     def layout(self) -> _Layout:
-        """Return the places of all values of a valid document."""
         return _Layout(_laid_out(self._next, self._root), self.lines)
 
     @property
@@ -308,14 +299,17 @@ class _Reader:
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
     def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        """Note a problem of the value that an event begins."""
         self.note(self.place(event.start_mark), code, message, hint)
 
     def note_bytes(self, error: ReaderError) -> None:
         place = self.place_of_byte(error.position)
         if error.reason == "control characters are not allowed":
-            message = f"the control character U+{error.character:04X}, which YAML forbids"
-            self.note(place, Code.CONTROL_CHARACTER, message, "remove it")
+            self.note(
+                place,
+                Code.CONTROL_CHARACTER,
+                f"the control character U+{error.character:04X}, which YAML forbids",
+                "remove it",
+            )
         else:
             self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
 
@@ -358,8 +352,12 @@ class _Reader:
     def _begin(self) -> Any:
         source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
-            message = f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}"
-            self.note(self.start, Code.DOCUMENT_TOO_LARGE, message, "move a part of it to another document")
+            self.note(
+                self.start,
+                Code.DOCUMENT_TOO_LARGE,
+                f"the document has {len(source):,} bytes, over {MAX_DOCUMENT_BYTES:,}",
+                "move a part of it to another document",
+            )
             raise _CannotReadOn
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
             place = self.place_of_byte(directive.end())
@@ -381,11 +379,19 @@ class _Reader:
         value = self._value(self._root, 1)
         self._next()  # the document's end
         if another := self._next_root():
-            message = "another document, but no line of its own for its '---'"
-            self.refuse(another, Code.NOT_YAML, message, "end lines with LF or CRLF")
+            self.refuse(
+                another,
+                Code.NOT_YAML,
+                "another document, but no line of its own for its '---'",
+                "end lines with LF or CRLF",
+            )
         if not isinstance(value, dict):
-            message = "the document is no mapping of apiVersion, kind, metadata and spec"
-            self.refuse(self._root, Code.ROOT_NOT_MAPPING, message, "begin each document with `apiVersion:`")
+            self.refuse(
+                self._root,
+                Code.ROOT_NOT_MAPPING,
+                "the document is no mapping of apiVersion, kind, metadata and spec",
+                "begin each document with `apiVersion:`",
+            )
         return value
 
     def _value(self, event: Any, depth: int) -> Value:
@@ -399,8 +405,7 @@ class _Reader:
                 return Quoted(text)
             return None if text in _NULLS else text
         if kind is AliasEvent:
-            hint = "write the value out; put text that begins with '*' in quotes"
-            self.refuse(event, Code.ALIAS, "an alias", hint)
+            self.refuse(event, Code.ALIAS, "an alias", "write the value out; put text that begins with '*' in quotes")
             return None
         if depth > MAX_DEPTH:
             self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
@@ -438,8 +443,12 @@ class _Reader:
         elif key == "<<" and not event.style:
             self.refuse(event, Code.MERGE_KEY, "a merge key, '<<'", "write the keys out")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
-            message = f"the key {key[:80]!r} again, which line {self.place(first).line} has already"
-            self.refuse(event, Code.DUPLICATE_KEY, message, "remove one of the two")
+            self.refuse(
+                event,
+                Code.DUPLICATE_KEY,
+                f"the key {key[:80]!r} again, which line {self.place(first).line} has already",
+                "remove one of the two",
+            )
 
     def _refuse_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
@@ -451,7 +460,6 @@ class _Reader:
 
 
 def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
-    """Return the places of the value that ``event`` begins, and of all values in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
         mapping: dict[str, tuple[int, Spot]] = {}
@@ -468,7 +476,6 @@ def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
 
 
 def _is_absent(event: Any) -> bool:
-    """Return whether the scalar of ``event`` has no text in the document."""
     length: int = event.end_mark.index - event.start_mark.index
     return length == 0 and type(event) is ScalarEvent
 

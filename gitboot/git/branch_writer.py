@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pygit2
@@ -16,7 +16,7 @@ from pygit2.enums import FileMode
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.fetch import Fetching, InThisProcess
+from gitboot.git.fetch import Arrived, Fetching, InThisProcess, Order, Work
 from gitboot.git.history import date_of
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
@@ -47,15 +47,15 @@ class OwnedBranch:
     def fetch(self) -> str | None:
         """The commit that the branch is at; None where there is no such branch."""
         with self._opened() as ours:
-            tip = self._fetching.read_tip(self._remote(), self._path).commit
-            if tip is not None and tip not in ours.odb:
-                self._fetching.fetch_branch(self._remote(), self._path)
-            return tip
+            tip = self._carry_out("tip").revision
+            if tip and tip not in ours.odb:
+                self._carry_out("branch")
+            return tip or None
 
     def is_default(self) -> bool:
-        """Whether the remote's HEAD names the branch."""
         with self._opened():
-            return self._fetching.read_tip(self._remote(), self._path).head.branch == self._ref
+            head = self._carry_out("tip").head
+            return head is not None and head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit; None where it has none there."""
@@ -91,10 +91,11 @@ class OwnedBranch:
 
     def push(self, expected: str | None, commit: str) -> None:
         """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
-        self._fetching.push_branch(self._remote(), self._path, expected, commit)
+        self._carry_out("push", accepted=expected, pushed=commit)
 
-    def _remote(self) -> Remote:
-        return replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
+    def _carry_out(self, work: Work, **more: Any) -> Arrived:
+        remote = replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
+        return self._fetching.carry_out(Order(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
     def _opened(self) -> Iterator[pygit2.Repository]:
@@ -106,7 +107,6 @@ class OwnedBranch:
 
 
 def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
-    """Return a commit's tree. Raises `KeyError` if the commit names no tree."""
     tree = tree_of(ours, CommitReader(ours).peel(commit))
     if tree is None:
         raise KeyError(f"commit {commit} names no tree")
@@ -146,7 +146,6 @@ def pushed_as(checkout: Path) -> str | None:
 
 
 def check_branch(branch: str) -> None:
-    """Raise `UsageError` where Git takes no branch of this name."""
     if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
         raise UsageError(f"{branch!r} is no name of a branch")
 

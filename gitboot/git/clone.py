@@ -82,7 +82,6 @@ class Source:
 
     @property
     def tag(self) -> str:
-        """The reference by which the clone has the annotated tag that was fetched last."""
         return tag_of(self._remote)
 
     @property
@@ -124,7 +123,6 @@ class Source:
             note_accepted(ours, folder)
 
     def committed_at(self, revision: Revision) -> datetime:
-        """Return the committer time of a commit."""
         with self.clone.reading() as ours:
             return date_of(CommitReader(ours).peel(revision).committer)
 
@@ -134,7 +132,6 @@ class Source:
             return not is_ancestor(ours, pygit2.Oid(hex=accepted), pygit2.Oid(hex=latest))
 
     def has(self, revision: Revision) -> bool:
-        """Whether a commit was fetched."""
         with self.clone.replacing:
             if not self.clone.path.exists():
                 return False
@@ -163,7 +160,6 @@ class Source:
             return acknowledging_content(ours, old, new) if new else frozenset()
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
-        """The files of a commit; with an earlier snapshot only what differs from it is read."""
         return _snapshot(self.clone, revision, previous)
 
     # What the remote has
@@ -247,7 +243,6 @@ class Source:
         self._latest = latest_of(self._remote)
 
     def _replace(self) -> None:
-        """Put the new clone in the place of what is there."""
         broken = self._state / BROKEN
         shutil.rmtree(broken, ignore_errors=True)
         with blaming(self._state), self.clone.replacing:
@@ -286,7 +281,6 @@ def _sweep(clone: Path, but: str | None = None) -> None:
 
 
 def _at(clone: Stored, name: str) -> Revision | None:
-    """The commit that a reference of the clone names."""
     with clone.replacing:
         if not clone.path.exists():
             return None
@@ -316,7 +310,6 @@ class Reader:
         self._blobs = Blobs(self._clone)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
-        """The files of a commit; with an earlier snapshot only what differs from it is read."""
         return replace(_snapshot(self._clone, revision, previous), read=self.read)
 
     def read(self, blob: BlobId) -> bytes:

@@ -43,7 +43,6 @@ from gitboot.git.repository import (
     check_history,
     containing,
     copy,
-    files_of,
     folder_of,
     lacks_memory,
     merge_packs,
@@ -52,6 +51,7 @@ from gitboot.git.repository import (
     peel_reference,
     read_tag,
     recover_folder,
+    shared_files_of,
 )
 from gitboot.git.snapshots import folder_in, tree_at
 from gitboot.jsonio import decoder
@@ -60,12 +60,10 @@ _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history
 EMPTY: Final = "repository.empty."  # in STATE, a repository with which the refs of a remote are listed
 _UNPARSED: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
-_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
+_FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, a tag, or a branch of gitboot's
 
 
 class Brought(NamedTuple):
-    """What was fetched."""
-
     commit: Revision
     head: Head | None  # what the remote's HEAD names; None: nobody looked, because one commit is wanted
     tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
@@ -86,23 +84,20 @@ class Upstream:
         Git replaces HEAD and packed-refs instead of writing to them, so each watched by itself would notice
         one change only. watchfiles' default filter leaves out whatever lies in a ``.git``.
         """
-        with suppress(SourceError, UsageError), self._local() as (repository, _):
+        with suppress(SourceError, UsageError), self.local() as (repository, _):
             if repository is not None:
-                files = files_of(repository)
-                common = files / "commondir"  # of a linked work tree, whose refs are elsewhere
-                return ((files / common.read_text().strip()).resolve() if common.exists() else files,)
+                return (shared_files_of(repository),)
         return ()  # what is wrong there is for `fetch` to say
 
     def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
-        """Bring the commit that the reference means into the clone, and the tag by which it does."""
         head: Head | None = None
-        with self._local() as (theirs, folder):
+        with self.local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
             if folder != folder_of(ours):
                 note_folder(ours, folder)
             if self._remote.commit:
                 name = tip = self._remote.commit
-                self._bring_one(theirs, ours, tip, kept)
+                self.bring_commit(theirs, ours, tip, kept)
             else:
                 conversation = Conversation(self._remote, theirs, ours, self._state / "home")
                 heads, head = conversation.refs()
@@ -128,7 +123,7 @@ class Upstream:
         is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
         return Brought(commit, head, tip if is_own else None)
 
-    def _bring_one(
+    def bring_commit(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
     ) -> None:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
@@ -145,9 +140,8 @@ class Upstream:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
 
     def read_head(self) -> Head:
-        """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
         with ExitStack() as stack:
-            theirs, _ = stack.enter_context(self._local())
+            theirs, _ = stack.enter_context(self.local())
             if theirs is not None:
                 with blaming(self._remote.url):
                     return head_of(theirs)
@@ -159,11 +153,6 @@ class Upstream:
             if not heads:
                 raise SourceError(f"{self._remote.url} has no commit yet")
             return head
-
-    def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
-        """Bring one commit into the clone, wherever the reference is."""
-        with self._local() as (theirs, _):
-            self._bring_one(theirs, ours, commit, kept)
 
     def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
         with blaming(self._remote.url):
@@ -205,8 +194,7 @@ class Upstream:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
-        """The remote's repository where it is on this machine, and the fleet's folder in it."""
+    def local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
         local = self._remote.local
         if local is None:
             yield None, ""
@@ -227,16 +215,8 @@ class Upstream:
 CLONE: Final = "repository.git"  # in STATE
 NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
-FETCHED: Final = "refs/gitboot/fetched"  # of a branch that gitboot owns
 _PUSHED: Final = "refs/gitboot/made"  # of a branch that gitboot owns: the commit that is pushed
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
-
-
-class Tip(NamedTuple):
-    """Where a branch of a remote is."""
-
-    commit: str | None  # None: the remote has no such branch
-    head: Head  # what the remote's HEAD names
 
 
 # Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
@@ -303,23 +283,6 @@ class Fetching(ABC):
         assert head is not None  # noqa: S101 - this order is to read it
         return head
 
-    def fetch_branch(self, remote: Remote, repository: Path) -> None:
-        """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
-        self.carry_out(Order(work="branch", remote=remote, folder=repository))
-
-    def read_tip(self, remote: Remote, repository: Path) -> Tip:
-        """Return where the branch that the reference names is."""
-        found = self.carry_out(Order(work="tip", remote=remote, folder=repository))
-        assert found.head is not None  # noqa: S101 - this order is to read it
-        return Tip(found.revision or None, found.head)
-
-    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
-        """Bring the branch that the reference names from ``expected`` to a commit of the repository.
-
-        Raises `SourceError` if the branch is elsewhere by now, and `SourceRefused` if the remote does not take it.
-        """
-        self.carry_out(Order(work="push", remote=remote, folder=repository, accepted=expected, pushed=commit))
-
 
 class InThisProcess(Fetching):
     """Fetches without limits."""
@@ -336,10 +299,10 @@ class InThisProcess(Fetching):
             case "head":
                 return Arrived(head=Upstream(remote, folder).read_head())
         with blaming(folder), opened(folder) as ours:
-            conversation = Conversation(remote, None, ours, home_of(folder))
+            conversation = Conversation(remote, None, ours, folder.with_name("home"))
             match order.work:
                 case "branch":
-                    conversation.fetch(f"+{remote.reference}:{FETCHED}")
+                    conversation.fetch(f"+{remote.reference}:{_FETCHED}")
                 case "tip":
                     heads, head = conversation.refs()
                     return Arrived(revision=heads.get(remote.reference or HEAD, ""), head=head)
@@ -350,7 +313,6 @@ class InThisProcess(Fetching):
 
 
 def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
-    """Fetch into a new clone, and look for the accepted commit in what is left of clones, too."""
     new, upstream = _create(state), Upstream(remote, state)
     _fetch_into(new, remote, upstream)
     if accepted is None:
@@ -360,26 +322,19 @@ def _restore(remote: Remote, state: Path, accepted: str | None) -> bool:
             with suppress(SourceError), blaming(old), opened(old) as left:
                 copy(left, ours, pygit2.Oid(hex=accepted))
                 recover_folder(ours, left)
-        with suppress(SourceError):
-            upstream.bring_commit(ours, accepted, ())
+        with suppress(SourceError), upstream.local() as (theirs, _):
+            upstream.bring_commit(theirs, ours, accepted, ())
         if accepted in ours.odb:
             point(ours, ACCEPTED, accepted)
             return True
     return False
 
 
-def home_of(repository: Path) -> Path:
-    """Where libssh2 finds the keys that hosts may show, for those that are in one folder with a repository."""
-    return repository.with_name("home")
-
-
 def latest_of(remote: Remote) -> str:
-    """The reference by which a clone has what was fetched last."""
     return intern(f"refs/gitboot/latest/{_name(remote)}")  # pygit2 never lets go of a name that it looked up
 
 
 def tag_of(remote: Remote) -> str:
-    """The reference by which a clone has the annotated tag that was fetched last."""
     return intern(f"refs/gitboot/tag/{_name(remote)}")
 
 
@@ -403,7 +358,6 @@ def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> tuple[Revi
 
 
 def _create(state: Path) -> Stored:
-    """An empty clone, beside the one that is in use."""
     new = Stored(state / NEW, CorruptClone)
     with blaming(new.path):
         shutil.rmtree(new.path, ignore_errors=True)
@@ -413,7 +367,6 @@ def _create(state: Path) -> Stored:
 
 
 def point(ours: pygit2.Repository, name: str, tip: str) -> None:
-    """Let a reference name a commit or a tag."""
     reference = ours.references.get(name)
     if reference is None or str(reference.target) != tip:
         ours.references.create(name, tip, force=True)
@@ -496,7 +449,6 @@ class FetchProcess(Fetching):
             return child, is_new
 
     def _give_back(self, child: Child, *, is_free: bool) -> None:
-        """Keep a process for the next order, if it has finished this one; else end it."""
         with self._changing:
             self._busy.remove(child)
             if is_free and not self._is_closed and self._idle is None:
@@ -517,24 +469,19 @@ class FetchProcess(Fetching):
 
 
 class _Waiting:
-    """How long an instance still waits for the process that fetches."""
-
     def __init__(self, first: Step, total_s: float | None) -> None:
         """``total_s`` is for all steps; None: as long as data arrives."""
         self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 
     def begin(self, step: Step) -> None:
-        """Begin to wait for the end of a step."""
         self._step, self._step_ends_s = step, time.monotonic() + step.within_s
 
     def left_s(self) -> float:
-        """Return how many seconds are left for this step, and for all of them."""
         return min(self._step_ends_s, self._ends_s) - time.monotonic()
 
     @property
     def complaint(self) -> str:
-        """Return the message if the time is over."""
         if self._ends_s <= time.monotonic():
             return f"the fetch was not complete after {self._total_s:g} s"
         return self._step.complaint

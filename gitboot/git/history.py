@@ -62,7 +62,6 @@ class History:
         self.shallow = shallow  # whether the clone has not all that came before
 
     def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        """The fleet of a commit; with an earlier snapshot only what differs from it is read."""
         return of_commit(self._repository, revision, self._folder, previous)
 
 
@@ -99,7 +98,6 @@ class CommitSummary:
 
 
 def describe(commit: CommitObject) -> CommitSummary:
-    """Return who made a commit, when and why, each on one line."""
     return CommitSummary(
         revision=commit.revision,
         author=named(commit.author),
@@ -197,7 +195,6 @@ def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revis
 
 
 def _content(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes:
-    """Return a file of a commit; nothing if the commit has no such file."""
     tree = tree_of(git, commit)
     if tree is None or path not in tree:
         return b""
@@ -230,7 +227,6 @@ def commits_between(git: pygit2.Repository, hidden: Iterable[pygit2.Oid], *tips:
 
 
 def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen: set[pygit2.Oid]) -> list[pygit2.Oid]:
-    """Return what led to ``tips`` and was not ``seen`` before, children before their parents."""
     finished: list[pygit2.Oid] = []
     pending = [(tip, False) for tip in tips]
     while pending:
@@ -246,13 +242,7 @@ def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen
 
 def ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
     """Return these commits and all that led to them."""
-    found: set[pygit2.Oid] = set()
-    pending = list(tips)
-    while pending:
-        if (oid := pending.pop()) not in found:
-            found.add(oid)
-            pending += reader.read(oid).parents
-    return found
+    return set(_sorted_topologically(reader, tips, seen=set()))
 
 
 def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> bool:
@@ -455,7 +445,6 @@ _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
 
 
 def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path) -> Snapshot:
-    """The files below ``folder`` after HEAD was merged into BASE."""
     base = _merge_base(repository, old, new, path)
     # libgit2 writes the files that it merges: into a repository that is thrown away, beside which ours is read.
     with tempfile.TemporaryDirectory() as scratch:

@@ -125,14 +125,11 @@ class Head(NamedTuple):
 
 
 class Refs(NamedTuple):
-    """What a remote has."""
-
     heads: Heads
     head: Head
 
 
 def head_of(repository: pygit2.Repository) -> Head:
-    """Return what the HEAD of a repository on this machine names, be it a branch without a commit."""
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
@@ -194,7 +191,6 @@ class Conversation:
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
     def refs(self) -> Refs:
-        """Return every ref of the remote, and what its HEAD names."""
         heads: dict[str, str] = {}
         with self._translated():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot

@@ -131,7 +131,6 @@ def _check_not_committed(files: Path) -> None:
 
 
 def has_repository(folder: Path) -> bool:
-    """Whether a folder that is there is a repository, or a part of a work tree."""
     return folder.is_dir() and pygit2.discover_repository(str(folder)) is not None
 
 
@@ -140,11 +139,15 @@ def files_of(repository: pygit2.Repository) -> Path:
     return Path(str(repository.path))
 
 
-def objects_of(repository: pygit2.Repository) -> Path:
-    """Where a repository keeps its objects; a linked work tree has them elsewhere (gitrepository-layout(5))."""
+def shared_files_of(repository: pygit2.Repository) -> Path:
+    """Where a repository keeps objects and refs; a linked work tree has them elsewhere (gitrepository-layout(5))."""
     files = files_of(repository)
     common = files / "commondir"
-    return (files / common.read_text().strip() if common.exists() else files) / "objects"
+    return (files / common.read_text().strip()).resolve() if common.exists() else files
+
+
+def objects_of(repository: pygit2.Repository) -> Path:
+    return shared_files_of(repository) / "objects"
 
 
 class Stored:
@@ -239,10 +242,9 @@ class CommitObject:
         A signature covers exactly these bytes. So the digest stays the same if a stranger writes a signature in
         another form, although the commit then has another id.
         """
-        return sha256(content_of(self.raw)).hexdigest()
+        return sha256(split_signatures(self.raw)[0]).hexdigest()
 
     def _person(self, prefix: bytes) -> Person:
-        """Return the first person with this header."""
         lines = self._parts[0].split(b"\n")
         return parse_person(next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), b""))
 
@@ -252,8 +254,6 @@ _PARENTS: Final = re.compile(rb"(?:parent [0-9a-f]{40}\n)*")
 
 
 class TagObject(NamedTuple):
-    """An annotated tag."""
-
     target: pygit2.Oid
     name: bytes
 
@@ -286,16 +286,14 @@ _MOST_DIGITS: Final = 19  # of a number with 63 bits
 _CRUD: Final = bytes(range(33)) + b".,:;<>\"\\'"  # libgit2 removes these around names: signature.c, is_crud
 
 
-def content_of(raw: bytes) -> bytes:
-    """Return a commit without the headers of signatures, each of which begins with ``gpgsig``."""
+def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a commit without the headers of signatures, each of which begins with ``gpgsig``, and those headers."""
     header, blank, message = raw.partition(b"\n\n")
-    kept: list[bytes] = []
-    is_signature = False
-    for line in header.split(b"\n"):
-        is_signature = line.startswith((b"gpgsig ", b"gpgsig-")) or (is_signature and line.startswith(b" "))
-        if not is_signature:
-            kept.append(line)
-    return b"\n".join(kept) + blank + message
+    lines = header + b"\n"
+    return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
+
+
+_SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILINE)
 
 
 class CommitReader:
@@ -303,7 +301,7 @@ class CommitReader:
 
     def __init__(self, git: pygit2.Repository) -> None:
         self._git = git
-        shallow = objects_of(git).parent / "shallow"
+        shallow = shared_files_of(git) / "shallow"
         self._cut = frozenset(shallow.read_bytes().split()) if git.is_shallow and shallow.exists() else frozenset()
 
     def read(self, id: pygit2.Oid | str) -> CommitObject:
@@ -432,7 +430,6 @@ def note_accepted(ours: pygit2.Repository, folder: str) -> None:
 
 
 def recover_folder(ours: pygit2.Repository, left: pygit2.Repository) -> None:
-    """Take over what another clone knows of the accepted commit."""
     if (folder := _noted(left, _ACCEPTED_FOLDER)) is not None:
         note_accepted(ours, folder)
 
@@ -490,7 +487,6 @@ class Transfer:
         report(Step(work_s + period_s, complaint))
 
     def count(self, size_bytes: int) -> None:
-        """Note how much was sent or taken since the transfer began."""
         if size_bytes - self._counted >= self._size:
             self._counted = size_bytes
             self._report(self._step)
@@ -504,23 +500,19 @@ class Steps:
         self._worked_s: float | None = None  # when work was reported last; None: another step was
 
     def begin_answer(self, within_s: float) -> None:
-        """Begin to wait for a server's answer as a whole."""
         self._worked_s = None
         complaint = f"its answer was not complete after {within_s:g} s (git-timeout in the file of --config)"
         self._report(Step(within_s, complaint))
 
     def begin_download(self, period_s: float) -> Transfer:
-        """Begin to wait for data of a server."""
         self._worked_s = None
         return Transfer(self._report, period_s, "sent")
 
     def begin_upload(self, period_s: float) -> Transfer:
-        """Begin to pack data on this host, and to send it to a server."""
         self._worked_s = None
         return Transfer(self._report, period_s, "took", work_s=WORK_S)
 
     def note_work(self) -> None:
-        """Report that work on this host begins, or goes on."""
         now_s = self._now_s()
         if self._worked_s is None or now_s - self._worked_s >= _WORK_EVERY_S:
             self._worked_s = now_s
@@ -536,14 +528,12 @@ _steps: ContextVar[Steps | None] = ContextVar("steps of the fetch that this thre
 
 
 def note_work() -> None:
-    """Report that work on this host goes on, if anybody gets the reports."""
     if (found := _steps.get()) is not None:
         found.note_work()
 
 
 @contextmanager
 def reported(report: ReportStep) -> Iterator[None]:
-    """Report the steps of a fetch that this thread makes in the block."""
     token = _steps.set(Steps(report))
     try:
         yield
@@ -598,7 +588,6 @@ def _builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
 
 
 def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
-    """Copy packs as they are, which is ten times as fast as to write them anew."""
     for index in _packs(theirs).glob("pack-*.idx"):
         for file in (index.with_suffix(".pack"), index):
             with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
@@ -617,8 +606,17 @@ def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
             repository.odb.read(oid)
 
 
-def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]) -> set[pygit2.Oid]:
-    """All that ``tip`` refers to, however far, but for what is held and what only that refers to."""
+def _referred(
+    repository: pygit2.Repository,
+    tip: pygit2.Oid,
+    held: pygit2.Odb | Collection[pygit2.Oid],
+    *,
+    with_files: bool = True,
+) -> set[pygit2.Oid]:
+    """All that ``tip`` refers to, however far, but for what is held and what only that refers to.
+
+    Raises `pygit2.GitError` if a commit, a tag or a tree is too large to be read.
+    """
     found: set[pygit2.Oid] = set()
     pending, reader = [tip], CommitReader(repository)
     while pending:
@@ -627,12 +625,15 @@ def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb |
             continue
         note_work()
         found.add(oid)
-        match _checked_kind(repository, oid):
+        kind, size = repository.odb.read_header(oid)
+        if size > MAX_TREE_BYTES:
+            raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+        match kind:
             case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)
             case ObjectType.COMMIT:
                 commit = reader.read(oid)
-                pending += [*filter(None, [commit.tree]), *commit.parents]
+                pending += [*filter(None, [commit.tree if with_files else None]), *commit.parents]
             case ObjectType.TREE:
                 for mode, _, raw in entries(repository.odb, oid.raw):
                     if mode == TREE:
@@ -647,31 +648,12 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collect
 
     A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
     """
-    pending, seen, reader = [tip], set(known), CommitReader(repository)
-    while pending:
-        if (oid := pending.pop()) in seen:
-            continue
-        seen.add(oid)
-        note_work()
-        match _checked_kind(repository, oid):
-            case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
-                pending.append(tag.target)
-            case ObjectType.COMMIT:
-                pending += reader.read(oid).parents
+    _referred(repository, tip, known, with_files=False)
 
 
 def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
-    """How many bytes a blob has; 0 for what is none, which is held within bounds of its own."""
     kind, size = repository.odb.read_header(oid)
     return size if kind == ObjectType.BLOB else 0
-
-
-def _checked_kind(repository: pygit2.Repository, oid: pygit2.Oid) -> ObjectType:
-    """Return what an object is. Raises `pygit2.GitError` if it is too large to be read."""
-    kind, size = repository.odb.read_header(oid)
-    if size > MAX_TREE_BYTES:
-        raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
-    return ObjectType(kind)
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:

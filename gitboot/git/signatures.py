@@ -18,7 +18,7 @@ from gitboot.child_processes import Ended, ask
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, leading_from
-from gitboot.git.repository import CommitReader, Stored
+from gitboot.git.repository import CommitReader, Stored, split_signatures
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
@@ -72,7 +72,6 @@ class Signatures:
         return found if isinstance(found, Signer) else None
 
     def signed(self, message: Message) -> Message:
-        """A message with who has signed its commit, if anyone."""
         found = self._signer(Revision(message.commit))
         return message._replace(signer=found if isinstance(found, Signer) else None)
 
@@ -225,7 +224,6 @@ class SignatureKeys:
         raise unlisted
 
     def _take_up(self) -> None:
-        """Make anew what the programs read."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700, parents=True)
         people: list[_AllowedSigners | Keyring] = []
@@ -256,8 +254,6 @@ def _key_files(path: Path) -> list[Path]:
 
 
 class _AllowedSigners:
-    """SSH keys, in a file as ssh-keygen(1) describes it below ALLOWED SIGNERS."""
-
     def __init__(self, path: Path, scratch: Path) -> None:
         self._path, self._scratch = path.absolute(), scratch
 
@@ -300,8 +296,6 @@ def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
 
 
 class Signed(NamedTuple):
-    """The bytes that a signature is of, and the signature."""
-
     payload: bytes
     signature: bytes
 
@@ -312,26 +306,12 @@ class AmbiguousSignature(Exception):
 
 def of_commit(raw: bytes) -> Signed | None:
     """A commit without its header ``gpgsig``, and that header; None where it has none."""
-    header, blank, message = raw.partition(b"\n\n")
-    kept: list[bytes] = []
-    signature: list[bytes] = []
-    found = 0
-    is_within = False
-    for line in header.split(b"\n"):
-        if line.startswith(b"gpgsig-"):
-            raise AmbiguousSignature("it has a signature for another kind of repository")
-        if line.startswith(b"gpgsig "):
-            found += 1
-            is_within = True
-            signature.append(line.removeprefix(b"gpgsig "))
-        elif is_within and line.startswith(b" "):
-            signature.append(line[1:])
-        else:
-            is_within = False
-            kept.append(line)
-    if found > 1:
+    payload, signatures = split_signatures(raw)
+    if any(each.startswith(b"gpgsig-") for each in signatures):
+        raise AmbiguousSignature("it has a signature for another kind of repository")
+    if len(signatures) > 1:
         raise AmbiguousSignature("it has more than one signature")
-    return Signed(b"\n".join(kept) + blank + message, b"\n".join(signature) + b"\n") if found else None
+    return Signed(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
 
 
 def of_tag(raw: bytes) -> Signed | None:
@@ -359,7 +339,6 @@ class Keyring:
 
     @classmethod
     def made(cls, files: Sequence[Path], home: Path) -> Keyring:
-        """A keyring of the public keys in these files."""
         home.mkdir(mode=0o700)
         keyring = cls(home)
         for path in files:

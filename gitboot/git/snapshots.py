@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -59,10 +60,9 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
-        parts = folder.split("/") if folder else []
-        for depth in range(len(parts)):  # no name on the way to the folder may mean two things
-            above = tree_at(git, revision, "/".join(parts[:depth]))
-            _check_names("".join(f"{part}/" for part in parts[:depth]), _read(git.odb, above, ""))
+        for path, above in [*_way_to(git, revision, folder)][:-1]:  # no name on the way may mean two things
+            if isinstance(above, pygit2.Tree):
+                _check_names(f"{path}/" if path else "", _read(git.odb, above.id.raw, ""))
         for path, mode, blob in _differences(git.odb, base, tree_at(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
@@ -71,13 +71,12 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
+    found = Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
     if previous is None or base is None:
-        return Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
-    return Snapshot(
-        revision=revision,
-        folder=folder,
+        return found
+    return replace(
+        found,
         blobs=_amended(previous.blobs, blobs, changed),
-        read=Blobs(repository),
         irregular=_amended(previous.irregular, irregular, changed),
         changed=frozenset(changed),
     )
@@ -106,26 +105,18 @@ _IRREGULAR: Final = {
 
 
 def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
-    """The id of a commit's tree at ``folder``; None where there is none."""
-    found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
-    for name in folder.split("/") if folder else ():
-        if not isinstance(found, pygit2.Tree) or name not in found:
-            return None
-        found = found / name
+    *_, (_, found) = _way_to(git, revision, folder)
     return found.id.raw if isinstance(found, pygit2.Tree) else None
 
 
-def symlink_at(git: pygit2.Repository, revision: Revision, folder: str) -> str | None:
-    """Return the path of the symlink that a commit has on the way to ``folder``, if it has one."""
-    found: pygit2.Object = git[revision].peel(pygit2.Tree)
-    way = ""
-    for name in folder.split("/") if folder else ():
-        if not isinstance(found, pygit2.Tree) or name not in found:
-            return None
-        found, way = found / name, f"{way}/{name}".lstrip("/")
-        if found.filemode == FileMode.LINK:
-            return way
-    return None
+def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
+    """Yield a commit's tree and each object on the way to ``folder``, with their paths. A missing one is None."""
+    found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
+    yield "", found
+    parts = folder.split("/") if folder else []
+    for depth, name in enumerate(parts, 1):
+        found = found / name if isinstance(found, pygit2.Tree) and name in found else None
+        yield "/".join(parts[:depth]), found
 
 
 def _differences(
@@ -162,7 +153,6 @@ def _differences(
 
 
 def _entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
-    """What a tree holds besides dot-folders; a new one is looked at whether Git would check it out as it stands."""
     found = _read(objects, tree, prefix)
     if is_new:
         _check_names(prefix, found)
@@ -201,7 +191,6 @@ def _is_forbidden(name: bytes) -> bool:
 
 
 def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
-    """What an entry is, and its path."""
     try:
         return mode, prefix + name.decode()
     except UnicodeDecodeError:
@@ -245,7 +234,6 @@ class Blobs:
                 raise
 
     def close(self) -> None:
-        """Let go of this thread's repository; the next blob opens it anew."""
         with suppress(AttributeError):
             del self._threads.objects
 
@@ -441,7 +429,8 @@ def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
     """Raise `UsageError` if a commit has a symlink in the place of the fleet's folder, or of a folder above it."""
-    if (symlink := symlink_at(repository, commit, folder)) is not None:
+    way = _way_to(repository, commit, folder)
+    for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
             f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks of commits: "
             "commit a folder, or name the folder that the symlink leads to"

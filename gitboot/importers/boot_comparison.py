@@ -100,7 +100,6 @@ def _without_leads(arguments: tuple[str, ...]) -> list[str]:
 
 
 def _path(url: str | None, base: str) -> str | None:
-    """Return a URL as a path below its system, or as it is if another host serves the file."""
     if url is None:
         return None
     parts, root = urlsplit(url), urlsplit(base)
@@ -227,7 +226,7 @@ def boot_of(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
 
 
 def _absolute(base: str, url: str) -> str:
-    """Return an absolute URL. Cobbler also writes URLs of other servers for iPXE as GRUB spells them."""
+    # Cobbler also writes URLs of other servers for iPXE as GRUB spells them.
     return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
 
 

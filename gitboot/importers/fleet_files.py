@@ -22,6 +22,7 @@ from gitboot.importers.inventory import (
     lost,
     missing,
     name_of,
+    remark_if,
 )
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars import (
@@ -74,8 +75,7 @@ def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
     files: dict[str, str] = {}
     items: list[Imported] = []
     ready: dict[str, str] = {}  # names of policies, by boots that lack nothing
-    boots = _named((boot.name, boot) for boot in estate.boots)
-    for name, boot in boots.items():
+    for name, boot in _named((boot.name, boot) for boot in estate.boots).items():
         item, texts = _boot_files(name, boot, supplement)
         files |= texts
         items.append(item)
@@ -107,7 +107,6 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
-    """Return the machines with their UUIDs, and without identities that another machine has already."""
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
@@ -129,7 +128,7 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
         if serial is not None and is_placeholder_serial(serial):
             remarks.append(lost(f"its serial number {serial}, which identifies no machine"))
             serial = None
-        if serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
+        elif serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
             serial = None
         if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
@@ -147,21 +146,22 @@ def _taken(what: str, name: str, owners: dict[str, str], remarks: list[ImportRem
 
 
 def _server_files(name: str, machine: ImportedMachine, ready: Mapping[str, str]) -> tuple[Imported, dict[str, str]]:
-    remarks = list(machine.remarks)
-    if machine.uuid is None:
-        remarks.append(missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it"))
-    if not machine.nics:
-        remarks.append(missing("a MAC address"))
-    if machine.architecture is None:
-        remarks.append(guessed("architecture: x86_64"))
-    if machine.firmware is None:
-        remarks.append(guessed("firmware: UEFI"))
     policy = ready.get(machine.boot or "")
-    if machine.boot is not None and policy is None:
-        remarks.append(missing(f"what it boots, {machine.boot}, lacks something or is not in the source"))
     arguments, more = _sound(machine.arguments)
     bmc, about = _bmc(machine)
-    remarks += [*more, *about]
+    remarks = [
+        *machine.remarks,
+        *remark_if(machine.uuid is None, missing("its UUID, as `dmidecode -s system-uuid` or its BMC says it")),
+        *remark_if(not machine.nics, missing("a MAC address")),
+        *remark_if(machine.architecture is None, guessed("architecture: x86_64")),
+        *remark_if(machine.firmware is None, guessed("firmware: UEFI")),
+        *remark_if(
+            machine.boot is not None and policy is None,
+            missing(f"what it boots, {machine.boot}, lacks something or is not in the source"),
+        ),
+        *more,
+        *about,
+    ]
     labels = {}
     for key, value in sorted(machine.labels.items()):
         try:
@@ -216,21 +216,17 @@ def _bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[ImportRe
 
 
 def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[Imported, dict[str, str]]:
-    """Return an image, a profile, a policy that selects no server, and the user data."""
-    remarks = list(boot.remarks)
     artifacts, lacking = _artifacts(boot, supplement)
     arguments, more = _sound(boot.arguments)
-    remarks += [*lacking, *more]
-    remarks.append(
-        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always")
+    uki, pending = boot.kernel is None, bool(lacking)
+    remarks = (
+        *boot.remarks,
+        *lacking,
+        *more,
+        guessed("writesDisk: true, and networkBoot: Once, as of an installer; a diskless system: false, Always"),
+        *remark_if(boot.architecture is None, guessed("architecture: x86_64")),
+        *remark_if(uki and arguments, lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}")),
     )
-    if boot.architecture is None:
-        remarks.append(guessed("architecture: x86_64"))
-    uki = boot.kernel is None
-    if uki and arguments:
-        remarks.append(lost(f"its arguments: firmware passes none to a uki: {' '.join(arguments)}"))
-        arguments = ()
-    pending = bool(lacking)
     item = Imported(kind="BootProfile", name=name, pending=pending, remarks=_in_order(remarks))
     data = boot.data
     template = f"userdata/{name}.j2"
@@ -244,7 +240,7 @@ def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[
         "image": name,
         "method": "UefiHttp" if uki else "Pxe",
         "httpBoot": "uki" if uki else None,
-        "kernelArguments": list(arguments),
+        "kernelArguments": list(arguments) if not uki else [],
         "userData": {"format": data.format, "template": template} if data else None,
     }
     policy = {"select": "None", "profile": name, "networkBoot": "Once"}
@@ -297,7 +293,6 @@ def _version(boot: ImportedBoot) -> str:
 
 
 def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    """Return the arguments that loaders pass on unchanged, and remarks on the others."""
     fine, remarks = [], []
     for argument in arguments:
         try:
@@ -327,7 +322,6 @@ def _path(folder: str, name: str, pending: bool) -> str:
 
 
 def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not empty."""
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
@@ -337,7 +331,6 @@ def _in_order(remarks: Iterable[ImportRemark]) -> tuple[ImportRemark, ...]:
 
 
 def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """Return a document with comments: what the document is, its schema, and what was guessed or is missing."""
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
     head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
@@ -346,7 +339,6 @@ def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mappi
 
 
 def _yaml(head: Iterable[str], kind: str, name: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> str:
-    """Return the YAML of a document below the comments of its head."""
     metadata = {"name": name, **({"labels": dict(labels)} if labels else {})}
     body = {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": _present(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)

@@ -145,8 +145,7 @@ def address_of(address: object, netmask: object = None) -> str | None:
 def name_of(text: str) -> str:
     """Return a name for a document, of letters, digits, hyphens and dots. The same text gives the same name."""
     name = re.sub(r"[^a-z0-9.-]+", "-", text.lower())
-    name = re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"
-    return str(parse_name(name))
+    return str(parse_name(re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.")[:200].strip("-.") or "unnamed"))
 
 
 # Secrets
@@ -159,23 +158,17 @@ _USERINFO: Final = re.compile(r"://[^/\s@]*:[^/\s@]*@")
 def is_secret(argument: str) -> bool:
     """Return whether a kernel argument, a URL or ``name=value`` contains a secret."""
     name, equals, value = argument.partition("=")
-    if equals and value and _SECRET.search(name):
-        return True
-    return bool(_USERINFO.search(argument)) or gives_away(argument)
+    is_named_so = equals and value and _SECRET.search(name)
+    return bool(is_named_so or _USERINFO.search(argument) or gives_away(argument))
 
 
 def without_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
     """Return the arguments without secrets, and a remark for each of the others."""
-    fine, remarks = [], []
-    for argument in arguments:
-        if is_secret(argument):
-            name = argument.partition("=")[0] if "=" in argument else "that looks like one"
-            remarks.append(
-                lost(f"kernel argument {name} is a secret and was left out: give it by secrets of the user data")
-            )
-        else:
-            fine.append(argument)
-    return tuple(fine), tuple(remarks)
+    given = list(arguments)
+    secret = [each for each in given if is_secret(each)]
+    names = (each.partition("=")[0] if "=" in each else "that looks like one" for each in secret)
+    text = "kernel argument {} is a secret and was left out: give it by secrets of the user data"
+    return tuple(each for each in given if each not in secret), tuple(lost(text.format(name)) for name in names)
 
 
 # Templates
@@ -243,19 +236,18 @@ def bmc_of(
         scheme = address.partition(":")[0] if "://" in address else "an address without scheme"
         return None, (lost(f"its BMC is reached by {scheme}, which the import does not translate: add it by hand"),)
     parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
-    remarks: tuple[ImportRemark, ...] = ()
-    if "@" in parts.netloc:
-        remarks += (lost("user and password in the BMC's address were left out"),)
-    if credentials is None:
-        remarks += (guessed("bmc.credentials: the source names none; bmc is a name of the import's"),)
-    path = parts.path if parts.path.startswith("/redfish/") else None
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=name_of(credentials or "bmc"),
-        system=system or path,
+        system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
     )
-    return bmc, remarks
+    return bmc, (
+        *remark_if("@" in parts.netloc, lost("user and password in the BMC's address were left out")),
+        *remark_if(
+            credentials is None, guessed("bmc.credentials: the source names none; bmc is a name of the import's")
+        ),
+    )
 
 
 class ImportFate(StrEnum):
@@ -272,6 +264,11 @@ class ImportRemark(NamedTuple):
 
     fate: ImportFate
     text: str
+
+
+def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
+    """Return a remark alone, or no remark if the condition is false."""
+    return (remark,) if condition else ()
 
 
 kept: Final = partial(ImportRemark, ImportFate.KEPT)
@@ -390,7 +387,6 @@ def sums_of(text: str, path: str) -> dict[str, str]:
 
 
 def _pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
-    """Return what the two words of each line are parsed as. Lines that are empty or comments are left out."""
     found = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):

@@ -34,7 +34,8 @@ class Request(NamedTuple):
     facts: Mapping[str, Any]  # JSON values
 
 
-class Suspension(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Suspension:
     """No commit is accepted, and nothing set, until an instant."""
 
     who: str
@@ -120,7 +121,6 @@ class _Fact(NamedTuple):
 
 
 def _flag(name: str, value: str = "yes") -> _Fact:
-    """Return a fact that is true if the ledger has it."""
     return _Fact(name, bool, lambda is_true: value if is_true else None)
 
 
@@ -179,9 +179,9 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
     "gap": _flag("gap"),
     "clock": _Fact("clock"),
-    "suspension": _Fact("suspension", partial(parse, Suspension, until=instant), lambda each: json_of(each._asdict())),
-    "stoppage": _Fact("stoppage", partial(parse, Stoppage), lambda each: json_of(each._asdict())),
-    "orders": _Fact("orders", partial(parse, Orders), lambda each: json_of(each._asdict())),
+    "suspension": _Fact("suspension", partial(parse, Suspension), json_of),
+    "stoppage": _Fact("stoppage", lambda text: Stoppage(**json_value(text)), lambda each: json_of(each._asdict())),
+    "orders": _Fact("orders", lambda text: Orders(**json_value(text)), lambda each: json_of(each._asdict())),
     "withheld": _Fact("withheld", _parse_withheld, lambda each: json_of(facts(each))),
     "rolled_back": _Fact("rolledBack", _parse_rolled_back, lambda servers: json_of(servers) if servers else None),
     "left_output": _Fact(
@@ -200,7 +200,6 @@ def read(store: Store) -> Facts:
 
 
 def write_facts(tx: Transaction, **values: Any) -> None:
-    """Store values of `Facts`, by the names of their fields."""
     for name, value in values.items():
         fact = _FACTS[name]
         text = fact.format(value) if value is not None else None
@@ -211,7 +210,6 @@ def write_facts(tx: Transaction, **values: Any) -> None:
 
 
 def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
-    """Store the fields of `Facts` that are others than before."""
     changed = (name for name in _FACTS if getattr(now, name) != getattr(before, name))
     write_facts(tx, **{name: getattr(now, name) for name in changed})
 
@@ -275,7 +273,6 @@ def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], pla
 
 
 def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
-    """Return what `store_sightings` stored, unless the instance at another place saw that."""
     for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
         if (found := json_value(value))["place"] in ("", place):
             return parse_sightings(found["items"])
@@ -314,7 +311,6 @@ def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
 
 
 def use_up(tx: Transaction, changes: Iterable[str]) -> None:
-    """Forget the approvals of changes that were accepted."""
     tx.executemany("DELETE FROM approvals WHERE digest = ?", [(each,) for each in changes])
 
 
@@ -329,7 +325,6 @@ def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, An
 
 
 def read_requests(store: Store) -> tuple[Request, ...]:
-    """Requests that are not carried out yet, oldest first."""
     with store.reading():
         found = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
@@ -338,7 +333,6 @@ def read_requests(store: Store) -> tuple[Request, ...]:
 
 
 def carry_out(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: datetime) -> None:
-    """Note what came of requests, in the transaction that writes it."""
     tx.executemany(
         "UPDATE requests SET outcome = ?, done_at = ? WHERE id = ?",
         [(outcome, format_instant(at), request.id) for request, outcome in outcomes],
@@ -346,13 +340,11 @@ def carry_out(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: date
 
 
 def outcome(store: Store, number: int) -> str | None:
-    """What came of a request; None while it waits."""
     found = store.rows("SELECT outcome FROM requests WHERE id = ?", number)
     return found[0][0] if found else None
 
 
 def read_acknowledgements(store: Store) -> frozenset[str]:
-    """Return every entry."""
     return frozenset(entry for (entry,) in store.rows("SELECT entry FROM acknowledgements"))
 
 
@@ -411,11 +403,9 @@ def _beside(path: Path) -> Iterator[Database]:
 
 
 def read_token_keys(store: Store) -> tuple[str, ...]:
-    """The lines of their file, oldest first; none where no instance has left any."""
     return tuple(line for (line,) in store.rows("SELECT line FROM token_keys ORDER BY number"))
 
 
 def write_token_keys(tx: Transaction, lines: Sequence[str]) -> None:
-    """Leave the lines of that file in the place of those before."""
     tx.execute("DELETE FROM token_keys")
     tx.executemany("INSERT INTO token_keys VALUES (?, ?)", list(enumerate(lines)))

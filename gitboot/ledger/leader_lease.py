@@ -55,8 +55,6 @@ class Holder(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """A lease that was given."""
-
     holder: str
     epoch: int  # counts up with each that is given to another; who starts anew goes on with its own
 
@@ -88,16 +86,13 @@ class HeldLease:
     left: str | None = None  # the ledger goes on elsewhere: what people are told of that
 
     def renewed(self, asked_s: float) -> None:
-        """Note that it was renewed, by a request that was sent then."""
         self.until_s = max(self.until_s, asked_s + self.seconds)
 
     def lost(self) -> LeaseLost:
-        """Note that another has it."""
         self.is_lost = True
         return LeaseLost(self.left or f"{self.name}: another instance acts by this ledger now")
 
     def check(self) -> None:
-        """Raise `LeaseLost` where another instance may act by now."""
         if self.is_lost:
             raise self.lost()
         if now_s() >= self.until_s:

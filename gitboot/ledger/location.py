@@ -56,14 +56,12 @@ class PostgresAddress:
 
     @property
     def is_here(self) -> bool:
-        """Whether nothing goes over a network."""
         parts = urlsplit(self.url)
         hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
         asked = dict(parse_qsl(parts.query)).get("host")
         return all(map(_is_here, [asked] if asked is not None else hosts))
 
     def facts(self) -> bytes:
-        """The file that says it; a string of JSON is one of TOML."""
         lines = ["# The ledger of this state directory is there, and not in ledger.sqlite."]
         lines.append(f"url = {json.dumps(self.url)}")
         if self.password is not None:
@@ -72,12 +70,10 @@ class PostgresAddress:
 
 
 def file_beside(path: Path) -> Path:
-    """The file that names a PostgreSQL in the place of the ledger at ``path``."""
     return path.with_suffix(".toml")
 
 
 def is_named(path: Path) -> bool:
-    """Whether a PostgreSQL is named in the place of the ledger at ``path``."""
     return file_beside(path).exists()
 
 
@@ -99,7 +95,6 @@ def address_beside(path: Path) -> PostgresAddress | None:
 
 
 def note_address(path: Path, address: PostgresAddress) -> None:
-    """Name a PostgreSQL in the place of the ledger at ``path``."""
     write_whole(file_beside(path), address.facts())
 
 
@@ -129,7 +124,6 @@ class Notes(NamedTuple):
 
     @classmethod
     def of(cls, database: Database) -> Self:
-        """Raises `LedgerError` where it cannot be read."""
         with database.reading():
             found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
             left = json.loads(found[LEFT]) if LEFT in found else {}

@@ -32,8 +32,6 @@ from gitboot.ledger.store import Store, copy_in_transaction, counted_rows, mark_
 
 
 class Moved(NamedTuple):
-    """What was done."""
-
     old: str
     new: str
     rows: Mapping[str, int]  # by table
@@ -98,7 +96,6 @@ def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
 
 
 def _finish(new: Database) -> None:
-    """Let the copy be the ledger."""
     with new.reading():
         new.begin()
         new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
@@ -185,8 +182,6 @@ _DOUBT: Final = "RestoredLedger"
 
 
 class Reclaimed(NamedTuple):
-    """A place that was left."""
-
     name: str
     left_for: str | None  # None: another host uses it again already
     identity: str

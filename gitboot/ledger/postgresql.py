@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
-import psycopg
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
@@ -139,7 +138,6 @@ class PostgresDatabase(Database):
             self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), rows_of_table))
 
     def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
-        """Return the connection, whose transaction may take longer by these rows."""
         connection = self._live()
         connection.allow_rows(len(rows))
         return connection
@@ -195,7 +193,6 @@ class PostgresDatabase(Database):
                 self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
-        """Where the connection was lost, the answer to a COMMIT may have been."""
         return isinstance(error, psycopg.Error) and (self._connection.closed or self._connection.broken)
 
     def probe(self) -> None:
@@ -433,7 +430,6 @@ def _some(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _those(table: str) -> str:
-    """Rows of the form of a table's, which are a parameter."""
     return f"json_populate_recordset(NULL::{table}, %s) AS those"
 
 
@@ -465,7 +461,6 @@ class LimitedConnection(psycopg.Connection[Row]):
 
     @contextmanager
     def answering_within(self, seconds: float) -> Iterator[None]:
-        """A block in which each call may take so long."""
         before, self._call_s = self._call_s, seconds
         try:
             yield
@@ -473,7 +468,6 @@ class LimitedConnection(psycopg.Connection[Row]):
             self._call_s = before
 
     def limit_calls(self, seconds: float) -> None:
-        """Let each call take so long from now on."""
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
@@ -481,11 +475,9 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
-        """Limit each call as before, and no transaction."""
         self._call_s, self._until_s = STATEMENT_S, math.inf
 
     def allow_rows(self, count: int) -> None:
-        """Let the transaction take longer, because it sends so many rows."""
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
 
@@ -92,13 +92,10 @@ class SharedFetches:
     @contextmanager
     def _taking(self) -> Iterator[_Run]:
         """A transaction that changes what is known of writers, unless the ledger goes on elsewhere."""
-        try:
-            with self._transactions.begin() as run:
-                for place, holder in run(_NOT_LEFT):
-                    self._refuse_left(place, holder)
-                yield run
-        except self._transactions.errors as error:
-            raise NotTaken(in_one_line(error)) from error
+        with self._transactions.begin(lambda error: NotTaken(in_one_line(error))) as run:
+            for place, holder in run(_NOT_LEFT):
+                self._refuse_left(place, holder)
+            yield run
 
     def _known(self, server: str, offer: str | None) -> list[Observation]:
         with self._asking() as run:
@@ -110,7 +107,6 @@ class SharedFetches:
         ]
 
     def _look(self, run: _Run, how: str = "") -> str | None:
-        """Who may give now."""
         rows = run(f"{_HELD} {how}")
         for _, holder, _, place in rows:
             self._refuse_left(place, holder)
@@ -126,13 +122,13 @@ class SharedFetches:
     def _asking(self) -> Iterator[_Run]:
         """A transaction that asks who may give; `failure` says whether it was answered."""
         self._asked_s = now_s()
-        try:
-            with self._transactions.begin() as run:
-                yield run
-        except self._transactions.errors as error:
-            self.failure = in_one_line(error)
-            raise Unrecordable from error
+        with self._transactions.begin(self._fail) as run:
+            yield run
         self.failure = None
+
+    def _fail(self, error: Exception) -> Unrecordable:
+        self.failure = in_one_line(error)
+        return Unrecordable()
 
 
 class RecordedFetches:
@@ -182,16 +178,10 @@ class RecordedFetches:
             if run(query, (times, *lease, times)):
                 run("DELETE FROM fetches WHERE id <= %s", (taken.get(FETCHES, 0),))
 
-    @contextmanager
-    def _reading(self) -> Iterator[_Run]:
-        """A transaction whose failure is one of the ledger."""
-        try:
-            with self._transactions.begin() as run:
-                yield run
-        except self._transactions.errors as error:
-            raise LedgerError(
-                f"{self._transactions.name}: what endpoints have given cannot be read ({in_one_line(error)})"
-            ) from error
+    def _reading(self) -> AbstractContextManager[_Run]:
+        return self._transactions.begin(
+            lambda error: LedgerError(f"{self.name}: what endpoints have given cannot be read ({in_one_line(error)})")
+        )
 
 
 class _Transactions:
@@ -201,24 +191,26 @@ class _Transactions:
         from gitboot.ledger import postgresql
 
         self.name, self._address = address.name, address
-        self._connect, self.errors = postgresql.connected, (*postgresql.PostgresDatabase.errors, LedgerError)
+        self._connect, self._errors = postgresql.connected, (*postgresql.PostgresDatabase.errors, LedgerError)
         self._lock = threading.Lock()
         self._connection: Any = None
 
     @contextmanager
-    def begin(self) -> Iterator[_Run]:
-        """A block in one transaction."""
-        with self._lock:
-            if self._connection is None or self._connection.closed or self._connection.broken:
-                self._connection = self._connect(self._address)
-            connection = self._connection
+    def begin(self, failure: Callable[[Exception], Exception]) -> Iterator[_Run]:
+        """Begin one transaction. Raises the ``failure`` of an error of the database, or of the ledger."""
 
-            def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-                cursor = connection.execute(statement, parameters or None)
-                return cursor.fetchall() if cursor.description is not None else []
+        def run(statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+            cursor = self._connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description is not None else []
 
-            with connection.transaction():
-                yield run
+        try:
+            with self._lock:
+                if self._connection is None or self._connection.closed or self._connection.broken:
+                    self._connection = self._connect(self._address)
+                with self._connection.transaction():
+                    yield run
+        except self._errors as error:
+            raise failure(error) from error
 
     def close(self) -> None:
         if self._connection is not None:

@@ -325,7 +325,6 @@ class Database(ABC):
 
 
 def left(name: str, place: str) -> LedgerLeft:
-    """Return the error for a ledger that was copied to ``place``."""
     if place.startswith("postgres"):
         how = (
             "name that to this host's STATE, too, which also ends a copy that was killed: gitboot ledger copy --state"

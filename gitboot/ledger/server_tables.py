@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
-from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
+from gitboot.bmc.override_state import Medium, Override, OverrideRecord, State
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
+from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
-from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
+from gitboot.jsonio import Digest, canonical, convert, facts, format_instant, json_decoder
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
@@ -28,8 +28,7 @@ from gitboot.resolve.provisioning_record import (
     seen_of_run,
     unknown_serves_of,
 )
-from gitboot.resolve.server_decision import OverrideEnabled
-from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.resolve.server_plan import Offer
 
 T = TypeVar("T")
 
@@ -62,25 +61,19 @@ def json_value(text: str) -> dict[str, Any]:
     return value
 
 
-def parse(kind: type[T], text: str, **parsers: Callable[[Any], Any]) -> T:
-    """Return a value from the JSON of its fields. Each parser reads the field of its name; None stays None.
-
-    Raises ValueError, TypeError or KeyError for other JSON.
-    """
-    found = json_value(text)
-    read = {name: parser(found[name]) for name, parser in parsers.items() if found[name] is not None}
-    return kind(**{**found, **read})
+def parse(kind: type[T], text: str) -> T:
+    """Return a value from the JSON that `json_of` made of it. Raises ValueError for other JSON."""
+    if kind not in _DECODERS:
+        _DECODERS[kind] = json_decoder(kind)
+    found: T = _DECODERS[kind](text)
+    return found
 
 
-def _parse_or_none(kind: type[T], text: str | None, **parsers: Callable[[Any], Any]) -> T | None:
-    return parse(kind, text, **parsers) if text is not None else None
+def _parse_or_none(kind: type[T], text: str | None) -> T | None:
+    return parse(kind, text) if text is not None else None
 
 
-def _marks(found: Mapping[str, Any]) -> Marks:
-    return Marks(**found)
-
-
-_texts: Final[Callable[[str], list[str]]] = json_decoder(list[str])
+_DECODERS: Final[dict[Any, Callable[[str], Any]]] = {}
 
 
 def _text_or_none(at: datetime | None) -> str | None:
@@ -163,54 +156,22 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
 
 def override(row: Sequence[Any]) -> OverrideRecord:
     reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *rest = row
-    medium, data_medium = (
-        _parse_or_none(Medium, text, state=MediumState, at=instant, booted=_marks) for text in rest[:2]
-    )
+    medium, data_medium, clears_from = rest
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
-        override=parse(Override, override, enabled=OverrideEnabled),
+        override=parse(Override, override),
         marks=parse(Marks, marks),
         state=State(state),
         at=instant(at),
-        corrections=tuple(instant(each) for each in json.loads(corrections)),
-        replaces=_parse_or_none(Override, replaces, enabled=OverrideEnabled),
+        corrections=tuple(map(instant, json.loads(corrections))),
+        replaces=_parse_or_none(Override, replaces),
         bmc=_parse_or_none(BmcAccess, bmc),
         shown=parse(Shown, shown),
         writes_disk=bool(writes_disk),
-        medium=medium,
-        data_medium=data_medium,
-        clears_from=instant_or_none(rest[2]),
-    )
-
-
-def _parse_switch(text: str) -> SwitchRecord:
-    states: dict[str, Callable[[Any], Any]] = {"type": ResetType, "state": SwitchState, "marks": _marks}
-    return parse(SwitchRecord, text, **states, at=instant, since=instant, end=instant)
-
-
-def _parse_pin(text: str) -> Pinned:
-    """Return a pin. One that was written before certificates were pinned has no certificate."""
-
-    def place(found: Sequence[Any]) -> tuple[str, str | None]:
-        address, system = found
-        return address, system
-
-    return parse(Pinned, text, at=instant, place=place, changed=lambda found: Shown(**found))
-
-
-def row_of_machine(machine: Machine) -> tuple[Any, ...]:
-    return machine.uuid, machine.name, json_of(machine.macs), machine.serial, json_or_none(machine.bmc)
-
-
-def parse_machine(row: Sequence[Any]) -> Machine:
-    uuid, name, macs, serial, bmc = row
-    return Machine(
-        uuid=SystemUuid(uuid),
-        name=name,
-        macs=tuple(map(MacAddress, _texts(macs))),
-        serial=serial,
-        bmc=_parse_or_none(BmcAccess, bmc),
+        medium=_parse_or_none(Medium, medium),
+        data_medium=_parse_or_none(Medium, data_medium),
+        clears_from=instant_or_none(clears_from),
     )
 
 
@@ -223,18 +184,7 @@ def of_offer(offer: Offer) -> str:
 
 
 def parse_offer(plan: Digest, text: str) -> Offer:
-    found = json_value(text)
-    return Offer(
-        **{
-            **found,
-            "plan": plan,
-            "uuid": SystemUuid(found["uuid"]),
-            "decision": Digest(found["decision"]),
-            "phase": Phase(found["phase"]),
-            "start": instant_or_none(found.get("start")),
-            "end": instant_or_none(found.get("end")),
-        }
-    )
+    return convert({**json_value(text), "plan": plan}, Offer)
 
 
 def of_observation(observation: Observation, marks: Marks | None = None) -> str:
@@ -246,29 +196,6 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks
     found = json_value(text)
     marks = found.pop("marks", None)
     return Observation(**found, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
-
-
-def of_secret_fetches(fetches: InstallationFetches) -> str:
-    return json_of(facts(fetches))
-
-
-def secret_fetches(text: str) -> InstallationFetches:
-    return parse(InstallationFetches, text, secrets=_parse_secrets)
-
-
-def _parse_secrets(found: Mapping[str, Any]) -> dict[str, SecretFetches]:
-    return {
-        name: SecretFetches(
-            addresses={address: _address_fetches(fetches) for address, fetches in each["addresses"].items()},
-            others=_address_fetches(each["others"]) if each["others"] is not None else None,
-            confirmed=(each["confirmed"][0], each["confirmed"][1]),
-        )
-        for name, each in found.items()
-    }
-
-
-def _address_fetches(found: Mapping[str, Any]) -> AddressFetches:
-    return AddressFetches(instant(found["first"]), instant(found["last"]), found["times"])
 
 
 class Pending(NamedTuple):
@@ -309,7 +236,6 @@ def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None
 
 
 def is_dated(store: Store, modified: int) -> bool:
-    """Whether any entry had this modification time."""
     return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified))
 
 
@@ -343,7 +269,6 @@ def pending(store: Store) -> list[Pending]:
 
 
 def last_noted(store: Store) -> int:
-    """The number of the observation that was noted last."""
     return int(store.rows("SELECT COALESCE(MAX(id), 0) FROM observations")[0][0])
 
 
@@ -374,7 +299,6 @@ def note(tx: Transaction, pending: Iterable[Pending]) -> None:
 
 
 def judge(tx: Transaction, verdicts: Mapping[int, str]) -> None:
-    """Note what came of observations, in a word each."""
     tx.executemany(
         "UPDATE observations SET verdict = ? WHERE id = ?", [(verdict, number) for number, verdict in verdicts.items()]
     )
@@ -413,13 +337,11 @@ def read_known_bmcs(store: Store) -> frozenset[Pair]:
 
 
 def write_known_bmcs(tx: Transaction, pairs: Iterable[Pair]) -> None:
-    """Replace them all."""
     tx.execute("DELETE FROM known_bmcs")
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
 
 
 def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
-    """Return every lost identity."""
     found = store.rows("SELECT kind, value, uuid, netboots FROM lost_identities")
     return frozenset(LostIdentity(kind, value, SystemUuid(uuid), bool(boots)) for kind, value, uuid, boots in found)
 
@@ -436,10 +358,18 @@ def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now
 
 
 def read_machines(store: Store) -> dict[SystemUuid, Machine]:
-    """Every machine, by UUID, as it was described last."""
     with store.reading():
         rows = store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
-        return {machine.uuid: machine for machine in map(parse_machine, rows)}
+        return {
+            uuid: Machine(
+                uuid=SystemUuid(uuid),
+                name=name,
+                macs=tuple(parse(list[MacAddress], macs)),
+                serial=serial,
+                bmc=_parse_or_none(BmcAccess, bmc),
+            )
+            for uuid, name, macs, serial, bmc in rows
+        }
 
 
 def standing(store: Store) -> frozenset[SystemUuid]:
@@ -455,7 +385,10 @@ def write_machines(
     Not to ``stand``: the accepted commit does not have them.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
-    tx.replace("machines", ("uuid",), [(*row_of_machine(each), int(stand)) for each in machines])
+    rows = [
+        (each.uuid, each.name, json_of(each.macs), each.serial, json_or_none(each.bmc), int(stand)) for each in machines
+    ]
+    tx.replace("machines", ("uuid",), rows)
 
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
@@ -469,7 +402,6 @@ def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
 
 
 def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
-    """Replace what is recorded for each server and reason."""
     if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
         tx.mark()
         tx.replace("overrides", ("uuid", "reason"), found)
@@ -478,7 +410,8 @@ def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, Overr
 def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
     """What is pinned, by the UUID that the document says."""
     with store.reading():
-        return {SystemUuid(uuid): _parse_pin(found) for uuid, found in store.rows("SELECT * FROM pins ORDER BY uuid")}
+        rows = store.rows("SELECT * FROM pins ORDER BY uuid")
+        return {SystemUuid(uuid): parse(Pinned, found) for uuid, found in rows}
 
 
 def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
@@ -533,10 +466,9 @@ def forget(tx: Transaction) -> None:
 
 
 def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
-    """Return the fetches of secrets by the server's UUID."""
     with store.reading():
         found = store.rows("SELECT uuid, facts FROM secret_fetches ORDER BY uuid")
-        return {SystemUuid(uuid): secret_fetches(facts) for uuid, facts in found}
+        return {SystemUuid(uuid): parse(InstallationFetches, facts) for uuid, facts in found}
 
 
 def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
@@ -545,7 +477,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
     A backup without them is as good: they change no plan.
     """
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
-    written = [(uuid, of_secret_fetches(each)) for uuid, each in fetches.items() if each is not None]
+    written = [(uuid, json_of(each)) for uuid, each in fetches.items() if each is not None]
     tx.replace("secret_fetches", ("uuid",), written)
 
 
@@ -554,13 +486,12 @@ def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
     found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
     with store.reading():
         for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
-            record = _parse_switch(facts)
+            record = parse(SwitchRecord, facts)
             found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
 
 
 def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
-    """Replace what is recorded for each server and reason."""
     if found := [(uuid, record.reason, json_of(record)) for uuid, record in switches]:
         tx.mark()
         tx.replace("switches", ("uuid", "reason"), found)

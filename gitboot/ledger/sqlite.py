@@ -63,15 +63,14 @@ class SqliteDatabase(Database):
             self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
-        """Not where the disk is full, say."""
         code = getattr(error, "sqlite_errorcode", 0)
         return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR
 
     def reopen(self) -> None:
-        """From the disk, and not from what the kernel remembers of it."""
         self._connection.close()
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError), Path(f"{self.path}{suffix}").open("rb") as file:
+                # so that SQLite reads what is on the disk, and not what the kernel remembers of it
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._connection = self._opened()
 
@@ -138,7 +137,6 @@ class ReadOnlySqlite(SqliteDatabase):
 
 
 def backed_up(path: Path, to: Path) -> None:
-    """Copy a file to which another process may write. Raises `LedgerError`."""
     try:
         with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
             ours.backup(new)

@@ -35,7 +35,6 @@ class Transaction:
         self.is_marked = False
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """The rows that a statement gives, after all that was written before it."""
         self.send()
         return self._database.execute(query, parameters)
 
@@ -46,15 +45,12 @@ class Transaction:
         self._write(partial(self._database.execute_each, statement), rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows with these columns; the others are what they are by default."""
         self._write(partial(self._database.insert, table, columns), rows)
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Delete the rows that have these ``keys``."""
         self._write(partial(self._database.delete, table, keys), rows)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
         self._write(partial(self._database.replace, table, keys), rows)
 
     def _write(self, what: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
@@ -65,7 +61,6 @@ class Transaction:
             self._prepared.append(partial(what, list(rows)))
 
     def send(self) -> None:
-        """Let the database carry out what is prepared."""
         if not self._has_begun:
             self._database.begin()
             self._has_begun = True
@@ -180,7 +175,6 @@ class Store:
         return found
 
     def reading(self) -> AbstractContextManager[None]:
-        """A block in which rows that gitboot would not have written are a damaged ledger."""
         return self.database.reading()
 
     # Beside the ledger stands how far it had come: a backup that is put in its place has not come that far.
@@ -225,7 +219,13 @@ def open_database(
 
     Of a ledger that goes on elsewhere, or is not whole yet, only where it ``takes_any``.
     """
-    database = _database(path, synchronous=synchronous, reads_only=reads_only)
+    database: Database
+    if (address := address_beside(path)) is not None:
+        from gitboot.ledger.postgresql import PostgresDatabase  # few have one
+
+        database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
+    else:
+        database = ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
     database.takes_any = takes_any
     try:
         if not takes_any:
@@ -237,16 +237,7 @@ def open_database(
     return database
 
 
-def _database(path: Path, *, synchronous: bool, reads_only: bool) -> Database:
-    if (address := address_beside(path)) is not None:
-        from gitboot.ledger.postgresql import PostgresDatabase  # few have one
-
-        return PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
-    return ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
-
-
 def _progress_in(facts: Iterable[Row]) -> tuple[str, int]:
-    """Return the identity of a ledger, and the number of changes that it holds."""
     found: dict[str, str] = dict(facts)
     return found["identity"], int(found.get("changes", 0))
 
@@ -325,7 +316,6 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
 
 
 def counted_rows(database: Database) -> dict[str, int]:
-    """How many rows each table has."""
     return {
         table: database.execute(f"SELECT count(*) FROM {_whole(table)}")[0][0] if _is_there(database, table) else 0  # noqa: S608
         for table in TABLES

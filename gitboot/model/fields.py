@@ -398,8 +398,9 @@ def _field_reader(field: DeclaredField) -> Read:
 
 def _unknown_field(name: str, fields: Iterable[str]) -> Misfit:
     find_hint = partial(did_you_mean, name, fields, f"it has {', '.join(sorted(fields))}")
-    message = f"has no field {shown(name)}"
-    return Misfit(Code.UNKNOWN_FIELD, message, at=(name,), find_hint=find_hint, follows_place=True)
+    return Misfit(
+        Code.UNKNOWN_FIELD, f"has no field {shown(name)}", at=(name,), find_hint=find_hint, follows_place=True
+    )
 
 
 def _missing_field(name: str) -> Misfit:
@@ -413,7 +414,6 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _faults_at(step: Step, error: Malformed | Invalid) -> list[Fault]:
-    """Return what is wrong with the value at a key or an index, with the paths from the mapping or the list."""
     if isinstance(error, Malformed):
         return [Fault((step,), error)]
     return [fault._replace(path=(step, *fault.path)) for fault in error.faults]

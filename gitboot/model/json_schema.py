@@ -73,7 +73,6 @@ def structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a value of a type, as a field declares it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
@@ -132,7 +131,6 @@ def _field(field: DeclaredField, path: str) -> Iterator[SchemaField]:
 
 
 def _fields_in(kind: Any, path: str) -> Iterator[SchemaField]:
-    """Return the fields of the structures in a value of a type."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         yield from _fields_in(arguments[0], f"{path}[]")

@@ -70,10 +70,7 @@ def swapped(uuid: SystemUuid) -> SystemUuid:
 
 def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     """Return a UUID in both byte orders, sorted."""
-    other = swapped(uuid)
-    if other == uuid:
-        return (uuid,)
-    return (uuid, other) if uuid < other else (other, uuid)
+    return tuple(sorted({uuid, swapped(uuid)}))
 
 
 @lru_cache(maxsize=256)  # to render one server asks for the same few several times
@@ -94,8 +91,11 @@ def parse_lookup_mac(value: object) -> MacAddress:
     """Return the MAC address that a request or an operator names. Raises `Malformed` for a placeholder too."""
     mac = parse_mac(value)
     if is_placeholder_mac(mac):
-        message = f"the MAC address {mac.replace('-', ':')} identifies no machine"
-        raise Malformed(Code.PLACEHOLDER_IDENTITY, message, "copy it from the interface")
+        raise Malformed(
+            Code.PLACEHOLDER_IDENTITY,
+            f"the MAC address {mac.replace('-', ':')} identifies no machine",
+            "copy it from the interface",
+        )
     return mac
 
 
@@ -111,13 +111,13 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 def parse_local_disk(value: object) -> str:
     """Read how a loader hands over to the local disk: a word, or the path of a loader on an EFI system partition."""
     found = text(value)
-    if not LOCAL_DISK.fullmatch(found) or "/../" in found:
-        raise Malformed(
-            Code.CHOICE,
-            f"expected Exit, Sanboot, NotFound, or the path of an EFI program, found {shown(found)}",
-            "write the path as it is on the EFI system partition: /EFI/debian/shimx64.efi",
-        )
-    return found
+    return required(
+        LOCAL_DISK.fullmatch(found) and "/../" not in found,
+        found,
+        Code.CHOICE,
+        "Exit, Sanboot, NotFound, or the path of an EFI program",
+        "write the path as it is on the EFI system partition: /EFI/debian/shimx64.efi",
+    )
 
 
 _STAND_IN: Final = "00000000-0000-8000-8000-"  # of version 8, which is anybody's own (RFC 9562, 5.8); no board has it
@@ -138,17 +138,17 @@ def parse_interface_address(value: object) -> str:
     host, slash, prefix = found.partition("/")
     address, most = (host, 32) if _IPV4.fullmatch(host) else (_ipv6(host), 128)  # an IPv4 address has one spelling
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
-    if address is None or "%" in host or (slash and not is_prefix):
-        raise Malformed(
-            Code.ADDRESS,
-            f"expected an IP address, with or without a prefix length, found {shown(found)}",
-            "write it as 10.12.0.13/24 or fd00:12::13/64",
-        )
+    required(
+        address is not None and "%" not in host and (is_prefix or not slash),
+        found,
+        Code.ADDRESS,
+        "an IP address, with or without a prefix length",
+        "write it as 10.12.0.13/24 or fd00:12::13/64",
+    )
     return f"{address}{slash}{prefix}"
 
 
 def _ipv6(host: str) -> str | None:
-    """Return an IPv6 address in its short form, or None if the text is no IPv6 address."""
     if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
         return host
     try:
@@ -287,12 +287,14 @@ def is_placeholder_serial(serial: str) -> bool:
     lower = serial.casefold().strip()
     words = re.sub(r"[\s_-]+", " ", lower)
     plain = re.sub(r"[\s._-]", "", lower)
-    if len(set(plain)) < 3 or _NO_SERIAL_AT_ALL.fullmatch(plain):
-        return True
-    if not any(character.isdigit() for character in plain) and " " in words:
-        return True
-    return any(
-        (_NO_SERIAL.search(words), _NO_SERIAL.search(plain), _COUNTS.search(plain), _ALL_THAT_COUNTS.fullmatch(plain))
+    return bool(
+        len(set(plain)) < 3
+        or _NO_SERIAL_AT_ALL.fullmatch(plain)
+        or (" " in words and not any(character.isdigit() for character in plain))
+        or _NO_SERIAL.search(words)
+        or _NO_SERIAL.search(plain)
+        or _COUNTS.search(plain)
+        or _ALL_THAT_COUNTS.fullmatch(plain)
     )
 
 
@@ -328,8 +330,9 @@ _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
 
 def parse_count_or_percent(value: object) -> str:
     """Read a number of servers, or a percentage: 1, 25%."""
-    expected = "a number from 1 or a percentage from 1% to 100%"
-    return matched(value, _COUNT_OR_PERCENT, Code.COUNT, expected, "write 1, or 25%")
+    return matched(
+        value, _COUNT_OR_PERCENT, Code.COUNT, "a number from 1 or a percentage from 1% to 100%", "write 1, or 25%"
+    )
 
 
 def parse_boolean(value: object) -> bool:
@@ -346,11 +349,8 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     Numbers of one length are compared as text, because `int` refuses long ones.
     """
     parts = _VERSION_PART.findall(version)
-    return tuple(_ordered(part.lstrip("0")) if part[0] in "0123456789" else (0, 0, part) for part in parts)
-
-
-def _ordered(digits: str) -> tuple[int, int, str]:
-    return 1, len(digits), digits
+    digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
+    return tuple((1, len(digits[part]), digits[part]) if part in digits else (0, 0, part) for part in parts)
 
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
@@ -403,15 +403,15 @@ OCI: Final = re.compile(
 def parse_artifact_url(value: object) -> ArtifactUrl:
     """Read ``assets:PATH``, an absolute http(s) URL, or ``oci://HOST/NAME@sha256:DIGEST``."""
     found = _url_text(value)
-    hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
     oci = OCI.fullmatch(found)
     if found.startswith("assets:"):
-        path = found.removeprefix("assets:")
-        if not path or path.startswith("/") or {"", ".", ".."} & set(path.split("/")):
-            raise _malformed_url(found, "a path below the asset base", "write assets:DIR/FILE, without ..")
-    elif oci is None and not _http(found):
-        raise _malformed_url(found, "a URL of an artifact", hint)
-    elif oci is not None and (oci["tag"] is not None or oci["digest"] is None):
+        is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
+        hint = "write assets:DIR/FILE, without .."
+        return ArtifactUrl(required(is_below, found, Code.URL, "a path below the asset base", hint))
+    if oci is None:
+        hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
+        return ArtifactUrl(required(_http(found), found, Code.URL, "a URL of an artifact", hint))
+    if oci["tag"] is not None or oci["digest"] is None:
         # A tag is another image tomorrow, and has more than one file.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
@@ -425,9 +425,9 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
 def parse_base_url(value: object) -> str:
     """Read an http(s) URL to which paths are appended. Return the URL without a slash at its end."""
     found = _url_text(value)
-    if not _http(found) or "?" in found or "#" in found:
-        raise _malformed_url(found, "an http or https URL", "write http://HOST[:PORT][/PATH], no ? and no #")
-    return found.rstrip("/")
+    is_base = _http(found) and "?" not in found and "#" not in found
+    hint = "write http://HOST[:PORT][/PATH], no ? and no #"
+    return required(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
 def parse_bmc_address(value: object) -> str:
@@ -436,23 +436,23 @@ def parse_bmc_address(value: object) -> str:
         return parse_base_url(value)
     found = _url_text(value)
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
-    if parsed is None or int(parsed[2] or 623) > 65535:
-        raise _malformed_url(found, "a host that speaks IPMI", "write ipmi://HOST or ipmi://HOST:PORT")
-    return found.rstrip("/")
+    is_host = parsed is not None and int(parsed[2] or 623) <= 65535
+    hint = "write ipmi://HOST or ipmi://HOST:PORT"
+    return required(is_host, found, Code.URL, "a host that speaks IPMI", hint).rstrip("/")
 
 
 _URL_TEXT: Final = re.compile(r"[!-~]+")  # printable ASCII without spaces: what every loader carries unharmed
 
 
 def _url_text(value: object) -> str:
-    """Return text that can be a URL without a user and a password. Raises `Malformed`."""
     found = text(value)
-    if not _URL_TEXT.fullmatch(found) or set(found) & set("\"'<>\\^`{|}"):
-        raise _malformed_url(found, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
+    is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
+    required(is_plain, found, Code.URL, "a URL of plain ASCII", "percent-encode spaces, quotes and all non-ASCII")
     try:
         credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
     except ValueError:
-        raise _malformed_url(found, "a URL", "check the host: brackets only around an IPv6 address") from None
+        message = f"expected a URL, found {shown(found)}"
+        raise Malformed(Code.URL, message, "check the host: brackets only around an IPv6 address") from None
     if credentials:
         raise Malformed(
             Code.URL,
@@ -468,10 +468,6 @@ def _http(found: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
-
-
-def _malformed_url(found: str, expected: str, hint: str) -> Malformed:
-    return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", hint)
 
 
 class Malformed(ValueError):
@@ -503,7 +499,12 @@ def text(value: object) -> str:
 def matched(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
     """Return the source text of a scalar that a pattern matches as a whole. Raises `Malformed`."""
     found = text(value)
-    if not pattern.fullmatch(found):
+    return required(pattern.fullmatch(found), found, code, expected, hint)
+
+
+def required(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
+    """Return the source text of a scalar. Raises `Malformed` if a condition is false."""
+    if not condition:
         raise Malformed(code, f"expected {expected}, found {shown(found)}", hint)
     return found
 
@@ -521,13 +522,15 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 def parse_name(value: object) -> Name:
     """Read a DNS-1123 subdomain, as Kubernetes names objects."""
     found = text(value)
-    if len(found) > 253 or not NAME.fullmatch(found):
-        raise Malformed(
+    return Name(
+        required(
+            len(found) <= 253 and NAME.fullmatch(found),
+            found,
             Code.NAME,
-            f"expected a name (DNS-1123 subdomain), found {shown(found)}",
+            "a name (DNS-1123 subdomain)",
             "use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
         )
-    return Name(found)
+    )
 
 
 LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -542,9 +545,8 @@ def parse_label_key(value: object) -> str:
     """Read the key of a Kubernetes label: an optional DNS prefix and a name."""
     found = text(value)
     prefix, slash, name = found.rpartition("/")
-    if not LABEL_NAME.fullmatch(name) or (slash and (len(prefix) > 253 or not NAME.fullmatch(prefix))):
-        raise Malformed(Code.LABEL, f"expected a label's key, found {shown(found)}", _LABEL_MEND)
-    return found
+    has_prefix = not slash or (len(prefix) <= 253 and NAME.fullmatch(prefix))
+    return required(LABEL_NAME.fullmatch(name) and has_prefix, found, Code.LABEL, "a label's key", _LABEL_MEND)
 
 
 def parse_label_value(value: object) -> str:
@@ -555,28 +557,31 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def parse_variable_name(value: object) -> str:
-    hint = "use letters, digits and _, and no digit first: templates read it as vars.NAME"
-    return matched(value, _IDENTIFIER, Code.VARIABLE, "a variable's name", hint)
+    return matched(
+        value,
+        _IDENTIFIER,
+        Code.VARIABLE,
+        "a variable's name",
+        "use letters, digits and _, and no digit first: templates read it as vars.NAME",
+    )
 
 
 def parse_variable(value: object) -> str | bool:
     """Return the source text. Plain ``true`` and ``false`` become booleans, so that templates can branch."""
-    found = text(value)
-    if type(value) is str and found in ("true", "false"):  # what was quoted is a `Quoted`
-        return found == "true"
-    return found
+    found, is_plain = text(value), type(value) is str  # what was quoted is a `Quoted`
+    return found == "true" if is_plain and found in ("true", "false") else found
 
 
 def parse_file_path(value: object) -> str:
     """Read the path of a file in the repository, relative to the fleet's root."""
     found = nonempty(value)
-    if found.startswith("/") or "\\" in found or {"", ".", ".."} & set(found.split("/")):
-        raise Malformed(
-            Code.FILE_PATH,
-            f"expected a path below the fleet's root, found {shown(found)}",
-            "write it relative to the folder of the fleet, with / and without . or ..",
-        )
-    return found
+    return required(
+        not found.startswith("/") and "\\" not in found and {"", ".", ".."}.isdisjoint(found.split("/")),
+        found,
+        Code.FILE_PATH,
+        "a path below the fleet's root",
+        "write it relative to the folder of the fleet, with / and without . or ..",
+    )
 
 
 AGE: Final = ".age"  # the end of the name of a file that is encrypted
@@ -585,13 +590,13 @@ AGE: Final = ".age"  # the end of the name of a file that is encrypted
 def parse_secret_path(value: object) -> str:
     """Read the path of a file that age encrypted. The end of its name shows that to people and editors."""
     found = parse_file_path(value)
-    if not found.endswith(AGE):
-        raise Malformed(
-            Code.FILE_PATH,
-            f"expected a file that is encrypted, *{AGE}, found {shown(found)}",
-            "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
-        )
-    return found
+    return required(
+        found.endswith(AGE),
+        found,
+        Code.FILE_PATH,
+        f"a file that is encrypted, *{AGE}",
+        "encrypt it with `gitboot secret encrypt`, and never commit what it holds",
+    )
 
 
 _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
@@ -600,13 +605,13 @@ _ARGUMENT: Final = re.compile(r"[^\x00-\x1f\x7f]+")
 def parse_kernel_argument(value: object) -> str:
     """Read one kernel argument, possibly a template: ``name``, ``name=value``, or ``-name`` to remove one."""
     found = nonempty(value)
-    if not _ARGUMENT.fullmatch(found) or found.strip() != found:
-        raise Malformed(
-            Code.ARGUMENT,
-            f"expected one kernel argument on one line, found {shown(found)}",
-            "write one item an argument: name, name=value, or -name to remove one",
-        )
-    return found
+    return required(
+        _ARGUMENT.fullmatch(found) and found.strip() == found,
+        found,
+        Code.ARGUMENT,
+        "one kernel argument on one line",
+        "write one item an argument: name, name=value, or -name to remove one",
+    )
 
 
 Step: TypeAlias = str | int
@@ -639,11 +644,9 @@ def _not_after(der: bytes) -> datetime:
 
 
 def _content(der: bytes, at: int) -> int:
-    """Return where the content of the element at an offset begins."""
     return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
 
 
 def _end(der: bytes, at: int) -> int:
-    """Return where the next element begins."""
     begin, length = _content(der, at), der[at + 1]
     return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)

@@ -112,7 +112,6 @@ class Disk:
             return False
 
     def close(self) -> None:
-        """Release the lock and everything else that is open."""
         self.folders.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -149,6 +148,13 @@ class Disk:
             return os.lstat(name, dir_fd=fd)
         except FileNotFoundError:
             return None
+
+    def has_file(self, path: str) -> bool:
+        """Return whether a file stands at ``path``, and no symlink leads there."""
+        try:
+            return is_file(self.look(path))
+        except InTheWay:
+            return False
 
     def size(self, path: str) -> int | None:
         """The size of the file at ``path``, quickly: on the way there it follows symlinks."""

@@ -12,18 +12,18 @@ from functools import partial
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.jsonio import format_instant
-from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_program import artifact_digest, paths_in
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
-from gitboot.publish.tree_reader import read_manifest, read_state
-from gitboot.render.endpoint_files import DiskWrite, PublishedServer, server_of
+from gitboot.publish.tree_reader import read_manifest
+from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import (
     BOOT,
     CHECK,
@@ -40,12 +40,14 @@ from gitboot.render.paths import (
     kind_of,
 )
 
+T = TypeVar("T")
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
+_GONE: Final = (404, 410)
 _LATER: Final = "it counts at another time"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
@@ -65,39 +67,23 @@ class MirrorReport:
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
     """What a mirror of the tree at ``root`` is to have, by path below boot/, sorted; raises `PublishError`.
 
-    A target has the tree as `served` says it, and not its times.
+    A target does not have the times of the tree.
     """
     manifest = read_manifest(root)
     if manifest is None:
         raise PublishError(f"{root}: expected a tree that gitboot published, found no {MANIFEST}")
-    instead: dict[str, bytes] = {}  # what a target has in the place of boots that are made once
-    left_out: set[str] = set()  # the paths of these
-    for server in filter(None, map(server_of, manifest.files)) if as_target else ():
-        if (state := read_state(root, server)) is not None:
-            at_target = served(state)
-            instead |= at_target.instead
-            left_out |= at_target.left_out
     found = {}
     for path, listed in manifest.files.items():
-        if not path.startswith(BOOT) or (path in left_out and path not in instead):
+        if not path.startswith(BOOT):
             continue
         try:
             modified = int((root / path).stat().st_mtime)
         except FileNotFoundError:
             continue  # a publication is under way, which withdraws it
         version = FileVersion(None, listed.sha256, listed.size)
-        contents: dict[str, str] = {}
-        if (content := instead.get(path)) is not None:
-            version = FileVersion(None, digest_of(content), len(content))
-            contents = {digest_of(content): content.decode()}
         below = path.removeprefix(BOOT)
         found[below] = MirrorFile(
-            path=below,
-            right=(version,),
-            versions=(version,),
-            modified=modified,
-            keeps_time=not as_target,
-            contents=contents,
+            path=below, right=(version,), versions=(version,), modified=modified, keeps_time=not as_target
         )
     return found
 
@@ -168,11 +154,16 @@ def _judged(
         sizes = {each.size_bytes for each in file.versions}
         return judge(file, mirror.read(file.path, sizes or {0}))
 
-    left = iter(files)
-    while batch := list(islice(left, _BATCH)):
+    for batch in batches(files, _BATCH):
         for file, judged in zip(batch, pool.map(look, batch), strict=True):
             done(1)
             yield file, judged
+
+
+def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
+    left = iter(items)
+    while batch := list(islice(left, most)):
+        yield batch
 
 
 def sorted_findings(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
@@ -202,11 +193,9 @@ class FolderMirror:
         return sorted(paths_in(str(self._folder)))
 
     def cached(self) -> Iterator[MirrorFinding]:
-        """A folder has no cache."""
         yield from ()
 
     def reads(self, _: str) -> bool:
-        """Return whether a path may be fetched: to read a file is no fetch."""
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
@@ -230,13 +219,11 @@ class FolderMirror:
         for path in self.names():
             if path in files:
                 continue
-            if path.startswith(SIGNED):
-                may_lie_there = True
-            elif self._boot is not None:
+            if self._boot is not None:
                 may_lie_there = (self._boot / path).exists()
             else:
                 may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
-            if not may_lie_there:
+            if not may_lie_there and not path.startswith(SIGNED):
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
             elif (named := artifact_digest(path)) is not None:
                 answer = self.read(path)
@@ -329,7 +316,6 @@ class WebMirror:
             return bytes(content), _said(answer)
 
     def reads(self, path: str) -> bool:
-        """Return whether a path may be fetched."""
         return self._reads_entries or not is_read_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
@@ -375,7 +361,6 @@ class WebMirror:
 
 
 def _said(answer: AnswerStream) -> MirrorAnswer:
-    """What the head of an answer says."""
     headers, length = answer.headers, answer.headers.get("Content-Length", "")
     dated = headers.get("Last-Modified")
     return MirrorAnswer(
@@ -460,8 +445,6 @@ class MirrorAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MirrorFinding:
-    """What is wrong with one path."""
-
     path: str
     fault: MirrorFault
     message: str
@@ -532,20 +515,11 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         yield MirrorFault.UNKNOWN, f"it answers {answer.status}"
     elif answer.status != 200:
         yield MirrorFault.MISSING, "it is not there" if answer.status in _GONE else f"it answers {answer.status}"
-    else:
-        yield from _of_content(file, version, answer)
-        yield from _of_headers(file, answer)
-
-
-_GONE: Final = (404, 410)
-
-
-def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    if answer.trouble or answer.status != 200:
+        return
+    is_fixed = is_immutable(BOOT + file.path)
     is_older = (
-        answer.modified is not None
-        and file.modified is not None
-        and answer.modified < file.modified
-        and not is_immutable(BOOT + file.path)
+        answer.modified is not None and file.modified is not None and answer.modified < file.modified and not is_fixed
     )
     differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
@@ -556,18 +530,15 @@ def _of_content(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) ->
         yield differs, f"it has the sha256 {answer.sha256}, and what is published {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
-
-
-def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     wanted = content_type_of(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
-    if answer.age_s > 0 and not is_immutable(BOOT + file.path):
+    if answer.age_s > 0 and not is_fixed:
         yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
     if answer.size is None:
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
-    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and may_be_kept(answer.cache_control):
+    if answer.cache_control is not None and not is_fixed and may_be_kept(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
@@ -619,33 +590,24 @@ class Served(NamedTuple):
     """The files of one server as a target has them, by path below the output directory."""
 
     files: dict[str, str]  # their sha256
-    instead: dict[str, bytes]  # the content of files that lie otherwise in the tree
-    left_out: frozenset[str]  # the paths of one-time boots that lie in a tree of gitboot 0.1.0
     lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
 
 
 def served(state: PublishedServer) -> Served:
-    """Return the files of a server at a target.
-
-    They are those of the tree: `render.copies` has left one-time boots out of it, unless the Fleet accepts them in
-    copies. A tree that gitboot 0.1.0 published has them; the target then gets what boots instead.
-    """
-    files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
-    instead: dict[str, bytes] = {}
-    boots: dict[str, DiskWrite] = {}  # that no copy may serve
-    for path, turns in state.paths.items():
-        if turns and turns[0].role in (Role.ENTRY, Role.OFFER) and turns[0].content is not None:
-            writes = turns[0].writes
-            if writes is not None and writes.once and not writes.in_copies:
-                boots[path] = writes
-    left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
-    for path in sorted(left_out):
-        writes = boots[path]
-        del files[path]
-        if writes.fallback is not None and writes.fallback in state.contents:
-            files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
-    asks = any(writes.hop is not None for writes in boots.values())
-    return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
+    """Return the files of a server at a target: `render.copies` has left one-time boots out of the tree already."""
+    now = (turns[0] for turns in state.paths.values() if turns and turns[0].content is not None)
+    boots = [
+        turn.writes
+        for turn in now
+        if turn.role in (Role.ENTRY, Role.OFFER)
+        and turn.writes is not None
+        and turn.writes.once
+        and not turn.writes.in_copies
+    ]
+    return Served(
+        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
+        lacks_boots=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 def headers_of(path: str) -> dict[str, str]:

@@ -370,7 +370,6 @@ class Mirror:
         self._state.save_digests()
 
     def _is_kept(self, path: str) -> bool:
-        """Return whether a file that the list does not name is copied: content of before, and what is to be kept."""
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
     def _link(self, path: str, folders: Set[str]) -> None:
@@ -411,7 +410,6 @@ class Mirror:
             os.unlink(temporary)
 
     def _prune(self) -> None:
-        """Remove the folders that are empty."""
         found = []
         for folder, folders, _ in os.walk(self._folder):
             folders[:] = [name for name in folders if folder != self._folder or name != STAGING]
@@ -540,7 +538,6 @@ def main(
 
 
 def _read_keys(names: Iterable[str]) -> List[bytes]:
-    """Return the public keys in these files. Raises OSError and ValueError."""
     keys = []  # type: List[bytes]
     for name in names:
         with open(name) as file:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from inspect import getsource
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
-from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, Head, digest_of, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, expected
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, batches, expected
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
@@ -44,8 +42,7 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publ
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
-    from gitboot.publish.targets.folder import RsyncStore
-    from gitboot.publish.targets.s3 import Bucket
+    pass
 
 
 ALL: Final = "all"
@@ -66,140 +63,93 @@ class Repair(NamedTuple):
     action: RepairAction
 
 
-class SingleFileStore(ABC):
-    """A store that reads and writes each file of a mirror by itself, by path below boot/.
+class MirrorStore:
+    """The files of a mirror that is a target, by path below boot/. An instance may write to it at the same time.
 
     Every method raises `PublishError`, and `HostUnreachable`.
     """
 
-    name: str  # of the mirror, in messages
-    records: FileStore | None = None  # where the records of a target are, if this is one
+    records: FileStore | None  # where the records of a target are, if this is one
 
-    @abstractmethod
+    def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
+        """``name`` is that of the mirror in messages, and ``below`` the folder of the store that machines read."""
+        self.name, self.records = name, store
+        self._store, self._below = store, below
+
     def names(self) -> Collection[str]:
-        """Return the paths of all files."""
+        return [path.removeprefix(self._below) for path in self._store.names(self._below)]
 
-    @abstractmethod
-    def read(self, path: str) -> StoredFile | None:
-        """Return a file, and what `replace` must find there; None if it is absent."""
-
-    @abstractmethod
-    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
-        """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
-
-    @abstractmethod
-    def remove(self, path: str) -> None:
-        """Remove a file."""
-
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
-        """Read files, and call ``take`` with each, in several threads at a time."""
-        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
-            list(pool.map(lambda path: take(path, self.read(path)), paths))
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
+        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+        below = self._below
+        self._store.get_each(
+            [below + path for path in paths], lambda path, found: take(path.removeprefix(below), found)
+        )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
+        """Write whole files, each in the place of the file with this version, or of an absent one if None.
 
-        Raises `Overtaken` if a file has another version by now.
+        Raises `Overtaken` if a file turns out to be another one.
         """
-        for path, (file, found) in files.items():
-            self.replace(path, file, found)
-
-    def remove_each(self, paths: Collection[str]) -> None:
-        for path in paths:
-            self.remove(path)
-
-
-class FolderStore(SingleFileStore):
-    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._disk = folder, Disk(folder, TreeModes.of_folder(folder.stat()))
-        self.name = str(folder)
-        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
-        above = folder.resolve().parent
-        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
-        if folder.resolve() == above / BOOT and may_have_records:
-            self.records = TargetFolder(above)
-
-    def close(self) -> None:
-        self._disk.close()
-        if isinstance(self.records, TargetFolder):
-            self.records.close()
-
-    def names(self) -> Collection[str]:
-        return FolderMirror(self._folder).names()
-
-    def read(self, path: str) -> StoredFile | None:
-        """Return a file. A symlink is none: `replace` puts a file in its place."""
-        at = self._folder / path
-        try:
-            return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise PublishError(f"{at} cannot be read: {error.strerror}") from error
-
-    def replace(self, path: str, file: TargetFile, _: str | None) -> None:
-        self._disk.stage(path, file.content, datetime.fromtimestamp(file.modified, UTC), exact=True)
-        self._disk.sync()
-        self._disk.place(path)
-        self._disk.sync()
-
-    def remove(self, path: str) -> None:
-        self._disk.remove(path)
-        self._disk.sync()
-
-
-class BucketStore(SingleFileStore):
-    """A target in a bucket, which an instance may write to at the same time."""
-
-    def __init__(self, name: str, bucket: Bucket) -> None:
-        self.name, self.records, self._bucket = name, bucket, bucket
-
-    def names(self) -> Collection[str]:
-        return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
-
-    def read(self, path: str) -> StoredFile | None:
-        return self._bucket.get(BOOT + path)
-
-    def replace(self, path: str, file: TargetFile, found: str | None) -> None:
-        try:
-            if found is None:
-                self._bucket.create(BOOT + path, file.content)
-            else:
-                self._bucket.replace(BOOT + path, file.content, found)
-        except FileConflict:
-            raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
-
-    def remove(self, path: str) -> None:
-        self._bucket.remove([BOOT + path])
-
-
-class HostStore:
-    """A target on another host that rsync reaches. An instance may write to it at the same time."""
-
-    def __init__(self, name: str, store: RsyncStore) -> None:
-        self.name, self.records, self._store = name, store, store
-
-    def names(self) -> Collection[str]:
-        return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
-
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
-        self._store.get_each([BOOT + path for path in paths], lambda path, found: take(path.removeprefix(BOOT), found))
-
-    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
-        """Write files, and compare their checksums at the other host."""
-        right = {BOOT + path: file for path, (file, _) in files.items()}
+        right = {self._below + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(right), right.__getitem__, ())
         sent = {path: Listed(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
             raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 
     def remove_each(self, paths: Collection[str]) -> None:
-        self._store.remove(BOOT + path for path in paths)
+        self._store.remove(self._below + path for path in paths)
 
 
-MirrorStore = SingleFileStore | HostStore
+class FolderStore(MirrorStore):
+    """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, TargetFolder(folder)
+        super().__init__(str(folder), self._files, "")
+        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
+        above = folder.resolve().parent
+        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
+        is_boot = folder.resolve() == above / BOOT
+        self._above = TargetFolder(above) if is_boot and may_have_records else None
+        self.records = self._above
+
+    def close(self) -> None:
+        self._files.close()
+        if self._above is not None:
+            self._above.close()
+
+    def names(self) -> Collection[str]:
+        return FolderMirror(self._folder).names()
+
+    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
+        """Read files. A symlink is none: `replace_each` puts a file in its place."""
+
+        def read(path: str) -> StoredFile | None:
+            at = self._folder / path
+            try:
+                return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as error:
+                raise PublishError(f"{at} cannot be read: {error.strerror}") from error
+
+        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
+            list(pool.map(lambda path: take(path, read(path)), paths))
+
+
+class BucketStore(MirrorStore):
+    """A target in a bucket, whose objects have versions."""
+
+    def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
+        for path, (file, version) in files.items():
+            try:
+                if version is None:
+                    self._store.create(self._below + path, file.content)
+                else:
+                    self._store.replace(self._below + path, file.content, version)
+            except FileConflict:
+                raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,7 +167,6 @@ def repair(
     paths: Collection[str],
     clock: Callable[[], datetime],
     *,
-    as_target: bool = False,
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
@@ -225,7 +174,7 @@ def repair(
 ) -> RepairReport:
     """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
 
-    ``paths`` are below boot/; `ALL` stands for all. A target has no one-time boots.
+    ``paths`` are below boot/; `ALL` stands for all.
 
     Content is written first, then boot scripts, then the first and unknown scripts, then the signed list. Files that
     are not published go last, if machines may ask for them or if ``paths`` names them. If the tree is published to, if
@@ -235,7 +184,7 @@ def repair(
     repairs: dict[str, RepairAction] = {}
     for left in reversed(range(_TRIES)):
         try:
-            attempt = _Attempt(store, root, clock, parallel, as_target=as_target)
+            attempt = _Attempt(store, root, clock, parallel)
             return attempt.repair(paths, repairs, begun, done)
         except Overtaken as overtaken:
             if not left:
@@ -248,10 +197,7 @@ def repair(
 class _Attempt:
     """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
 
-    def __init__(
-        self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int, *, as_target: bool
-    ) -> None:
-        """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
+    def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
         self._published, now = _state_of(root), clock()
         if self._published.manifest is None:
@@ -275,8 +221,6 @@ class _Attempt:
                     "file of the mirror, remove it)"
                 )
         self._files = _published(root, now, parallel, digest_of(self._published.manifest))
-        if as_target or is_target:
-            self._files |= _withheld(root)
         self._now = now
         self._turns: datetime | None = None  # when the next file turns that is to be repaired
 
@@ -321,14 +265,14 @@ class _Attempt:
         # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
         gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
-            for some in _batches(stage):
+            for some in batches(stage, _BATCH):
                 right = {path: _right_file(self._root, files[path]) for path in some}
                 gone += [path for path, file in right.items() if file is None]
                 placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
                 self._check()
                 repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
                 store.replace_each(placed)
-        for some in _batches(gone):
+        for some in batches(gone, _BATCH):
             self._check()
             repairs |= dict.fromkeys(some, RepairAction.REMOVED)
             store.remove_each(some)
@@ -350,12 +294,6 @@ class _Attempt:
             raise Overtaken(f"{self._root} was published to meanwhile")
         if self._records is not None and not self._records.is_as_observed():
             raise Overtaken(f"{self._store.name}: an instance is writing there")
-
-
-def _batches(paths: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(paths)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
 
 
 def _stage(path: str) -> tuple[int, int]:
@@ -416,14 +354,6 @@ def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[
     return files
 
 
-def _withheld(root: Path) -> dict[str, MirrorFile]:
-    """Return what a target has in place of one-time boots that the tree itself has, by path below boot/."""
-    files = expected(root, as_target=True)
-    gone = expected(root).keys() - files.keys()
-    found = {path: MirrorFile(path=path, right=(None,), versions=()) for path in gone}
-    return found | {path: file for path, file in files.items() if file.contents}
-
-
 def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
     version, path = file.right[0], root / BOOT / file.path
@@ -451,7 +381,6 @@ class MirrorRecords:
     """The records in a store: those of a target, those of OUTPUT if all of it was copied, or none."""
 
     def __init__(self, name: str, store: FileStore, ledger: str) -> None:
-        """``ledger`` is that of the tree."""
         self._name, self._store, self._ledger = name, store, ledger
         self._copied: bytes | None = None  # the head of a copied OUTPUT
         self._target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer="")

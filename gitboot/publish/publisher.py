@@ -46,7 +46,6 @@ class Published:
 
     @property
     def new(self) -> int:
-        """How many files were written, listed or not."""
         return len(self.written) + self.begun
 
 
@@ -125,7 +124,6 @@ class Directory:
 
     @property
     def stamp(self) -> Stamp | None:
-        """Of what the tree was made; None if no publication has ended here."""
         return self._tree.stamp
 
     def dated(self, path: str, file: File, at: datetime) -> int:
@@ -238,7 +236,6 @@ class Directory:
         return done
 
     def _note_left(self) -> None:
-        """Note the manifest that is left now, and its digest."""
         self._left = self._disk.read(MANIFEST)
         self._left_digest = digest_of(self._left or b"")
 
@@ -291,7 +288,6 @@ class Directory:
         return _published(changes), changes.digests.keys()
 
     def _begin_anew(self) -> None:
-        """Go by what lies at the root by now."""
         make_root(self._disk.root, self._disk.modes)
         disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
@@ -473,19 +469,15 @@ class Looked:
 
     @property
     def is_as_left(self) -> bool:
-        """Nothing was left there."""
         return True
 
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - as a Directory has it
-        """What ``path`` would be dated; what exactly matters to nobody."""
         return int(at.timestamp())
 
     def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
-        """Nothing stands there."""
         return False
 
     def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
-        """Return that no window ended, because a dry run writes no file."""
         return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:

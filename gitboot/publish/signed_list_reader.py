@@ -309,21 +309,17 @@ def _root_of(metadata: _Metadata) -> _Root:
 
 
 class _Reading:
-    """One reading of a list."""
-
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self.before = None  # type: Optional[_Root]  # the root before the newest one
 
     def find(self, name: str, max_bytes: int) -> Optional[bytes]:
-        """Return the content of a file, or None if it is absent."""
         data = self._fetch(name, max_bytes)
         if data is not None and len(data) > max_bytes:
             raise ListProblem(DAMAGED, name, f"it has more than {max_bytes} bytes")
         return data
 
     def get(self, name: str, max_bytes: int) -> bytes:
-        """Return the content of a file that has to be there."""
         data = self.find(name, max_bytes)
         if data is None:
             raise ListProblem(MISSING, name, "it is absent")

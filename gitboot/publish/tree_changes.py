@@ -179,8 +179,6 @@ def decide(
 
 
 class _Decision:
-    """Changes in the making."""
-
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
         self._disk, self._tree, self._named, self._wanted = disk, tree, named, wanted
         self.changes = TreeChanges(at=at)
@@ -298,7 +296,7 @@ class _Decision:
 
     def withdraw(self) -> None:
         for path in sorted(self._left_over({*self._owned, *self._tree.pending_files})):
-            if not _is_file_at(self._disk, path):
+            if not self._disk.has_file(path):
                 continue
             if not is_content(path):
                 self.changes.withdrawn.append(path)
@@ -321,7 +319,7 @@ class _Decision:
         over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
         retired = set(self.changes.retired)
         left = self._left_over(over) - retired
-        self.changes.expired = sorted(path for path in left if _is_file_at(self._disk, path))
+        self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
 
     # The index
 
@@ -350,13 +348,6 @@ class _Decision:
 
 def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
     return (path for path in before if path not in now and is_content(path))
-
-
-def _is_file_at(disk: Disk, path: str) -> bool:
-    try:
-        return is_file(disk.look(path))
-    except InTheWay:
-        return False
 
 
 Shards = dict[str, Shard]  # by path
@@ -503,7 +494,6 @@ class WindowEnds:
 
     @property
     def next_end(self) -> datetime | None:
-        """Return when the next known window ends."""
         return min(self._ends.values(), default=None)
 
     def is_due(self, root: Path, at: datetime) -> bool:
@@ -563,8 +553,6 @@ class WindowEnds:
 
 
 class _Reading(NamedTuple):
-    """A time at which all states of a tree were read."""
-
     version: tuple[int, ...] | None  # of the folder of states, before it was read
     ended_s: float  # of the monotonic clock
     took_s: float

@@ -14,7 +14,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
-from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
+from gitboot.publish.durable_files import Disk, split
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -70,8 +70,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """A file that is not what the manifest lists."""
-
     path: str
     expected: str
     found: str
@@ -112,7 +110,6 @@ class Tree:
                 yield from sorted((self._part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
 
     def node(self, node: str) -> Digests:
-        """The digests of a node's leaves."""
         return self._digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
     def leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
@@ -290,11 +287,7 @@ def _compare(path: str, expected: str, content: bytes | None) -> Difference | No
 
 
 def _content(disk: Disk, path: str) -> bytes | None:
-    """The content of a file; None if there is none, or something else."""
-    try:
-        return disk.read(path) if is_file(disk.look(path)) else None
-    except InTheWay:
-        return None
+    return disk.read(path) if disk.has_file(path) else None
 
 
 def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
@@ -471,14 +464,14 @@ def suspects(root: Path) -> Iterator[str | None]:
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         shards: dict[str, Shard | None] = {}
-        if any(not _stands(disk, path, each) for path, each in tree.shared().items()):
+        if any(disk.size(path) != each.size for path, each in tree.shared().items()):
             yield ALL
         for server, digest in tree.servers():
             state = None
             with suppress(PublishError, ValueError):
                 data = disk.read(state_path(server))
                 state = parse(data) if data is not None and digest_of(data) == digest else None
-            if state is None or any(not _stands(disk, path, each) for path, each in state.files.items()):
+            if state is None or any(disk.size(path) != each.size for path, each in state.files.items()):
                 yield server
             else:
                 yield _missing_in(disk, shards, state)
@@ -493,10 +486,6 @@ def _missing_in(disk: Disk, shards: dict[str, Shard | None], state: PublishedSer
         if shard is None or state.server not in shard.get(identity, ()):
             return ALL if shard is None else state.server
     return None
-
-
-def _stands(disk: Disk, path: str, listed: Listed) -> bool:
-    return disk.size(path) == listed.size
 
 
 def _shard(disk: Disk, path: str) -> Shard | None:
@@ -514,8 +503,6 @@ def folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
 
 
 class Stopped(NamedTuple):
-    """What is stopped, and since when."""
-
     stoppage: Stoppage
     at: datetime
 
@@ -543,7 +530,6 @@ class Words:
 
     @property
     def now(self) -> Stopped | None:
-        """The word that stops most; None: nothing is stopped. One that cannot be read stops what writes disks."""
         found = [each for each in map(self._look, self._paths) if each is not None]
         return max(found, key=lambda each: each.stoppage.everything, default=None)
 

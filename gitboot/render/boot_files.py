@@ -116,7 +116,6 @@ def _asking(decision: Decision, kind: PathKind, path: str, otherwise: File) -> F
 
 
 def _can_ask(decision: Decision, kind: PathKind) -> bool:
-    """Return whether the loader that fetches this kind of path can reach the endpoint."""
     is_https = urlsplit(decision.endpoint or "").scheme == "https"
     return not is_https or (_writer(kind) is ipxe.ask_endpoint and decision.copies.ipxe_https)
 

@@ -32,7 +32,6 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 
 def _element_lines(elements: Iterable[Element]) -> bytes:
-    """Return one element a line, in ASCII."""
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
 
 

@@ -165,8 +165,7 @@ def shared_httpboot(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
     boots = decisions.unknown or {}
     images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
-    found = (each.uki or each.loader or each.iso for each in images)
-    if (file := next(filter(None, found), None)) is not None:
+    if (file := next(filter(None, (each.uki or each.loader or each.iso for each in images)), None)) is not None:
         yield paths.UNKNOWN_HTTP_BOOT, File(canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
 
 

@@ -50,7 +50,6 @@ def _tombstone(decision: Decision, why: str) -> File:
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
-    """Return the configuration of a server."""
     if plan is None:
         return _tombstone(decision, f"no plan ({decision.lifecycle})")
     header, to_disk = heading(plan), boot_script_parts.grub_to_disk(plan.local_disk)

@@ -54,7 +54,6 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
 
 
 def _file(decision: Decision, plan: BootPlan | None) -> File:
-    """Return the script of a server."""
     to_disk = boot_script_parts.ipxe_to_disk(decision.local_disk)
     boot = plan.boot if plan is not None else None
     if plan is None:

@@ -77,7 +77,6 @@ class Kind(StrEnum):
 
 
 def _serial(text: str) -> str:
-    """Return a serial number. Raises `Malformed` for one that identifies no machine."""
     if is_placeholder_serial(text):
         raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} identifies no machine")
     return text
@@ -245,7 +244,6 @@ def identity_of(kind: Kind, value: str) -> str:
 
 
 def _any_of(expressions: Iterable[str]) -> re.Pattern[str]:
-    """Return an expression that has a group for each line of a table."""
     return re.compile("|".join(f"({each})" for each in expressions))
 
 
@@ -374,8 +372,9 @@ def asked_for(path: str) -> Iterator[Asked]:
             rest = path[found.end(1) :]
             orders = (value, swapped(SystemUuid(value))) if kind.kind is Kind.UUID else (value,)
             for each in orders:
-                own = f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
-                yield Asked(kind, identity_of(kind.kind, value), own)
+                yield Asked(
+                    kind, identity_of(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spelt(each)}{rest}"
+                )
 
 
 _SAYING: Final = (Role.ENTRY, Role.DATA, Role.REPORT)

@@ -65,7 +65,6 @@ def _tombstone(decision: Decision, why: str) -> str:
 
 
 def _configuration(boot: Boot | None, who: str, how: str | None = None) -> str:
-    """Return a configuration that announces and boots a boot, or the disk if there is none or it is unavailable."""
     announced = f"say {ipxe_text(f'gitboot: {who}')}\n" if who else ""
     if boot is None:
         return announced + boot_script_parts.pxelinux_alone(how)

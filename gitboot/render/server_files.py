@@ -335,8 +335,6 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
 
 
 class _Rendering(NamedTuple):
-    """The files of one plan."""
-
     since: datetime | None  # None: of the plan at hand
     files: Mapping[str, File]
     instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
@@ -356,7 +354,6 @@ class _Rendering(NamedTuple):
 
     @property
     def writes_disk(self) -> bool:
-        """Return whether what boots may write the disk."""
         return self.plan is not None and self.plan.writes_disk
 
 
@@ -416,8 +413,6 @@ def _named_files(
 
 
 class _End(NamedTuple):
-    """The end of the window that is open now."""
-
     since: datetime
     after: Files  # the files of the server from then on
 
@@ -511,7 +506,6 @@ def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None
 
 
 def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering) -> DiskWrite | None:
-    """Return how what a path answers is given, if a disk is written by it."""
     planned = rendering.plan
     if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
         return None
@@ -535,7 +529,6 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
 
 
 def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
-    """Return the files of a boot that this text names and that an endpoint may have itself."""
     text, needed = file.content.decode(), set[Need]()
     if base_url is not None:
         own = (f"{base_url}/assets/", f"{base_url}/o/")
@@ -549,7 +542,6 @@ def _needs(file: File, boot: Boot, base_url: str | None) -> tuple[Need, ...]:
 
 
 def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[str, str]:
-    """Return what is answered in place, by its sha256, but for what lies in the tree anyway."""
     lies_there = {file.sha256 for file in stored.values()}
     in_place = [
         file
@@ -568,7 +560,6 @@ def _is_stored(path: str) -> bool:
 
 
 def _identities_of_firmware(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
-    """Return every UUID and serial number that the machine may show, as far as its document says them."""
     uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
     if machine is not None:
         serials.add(machine.serial)

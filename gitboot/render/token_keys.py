@@ -63,8 +63,6 @@ def _name(token: Digest, key: bytes | None) -> Digest:
 
 
 class _Naming:
-    """What one key calls tokens, in paths and texts."""
-
     def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
         self.names = {token: _name(token, key) for token in tokens}
         replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
@@ -72,7 +70,6 @@ class _Naming:
         self._told: dict[tuple[bytes, str], File] = {}
 
     def told(self, file: File) -> File:
-        """Return a file with published names. Many paths have the same text."""
         if (told := self._told.get((file.content, file.content_type))) is None:
             text = file.content
             for token, name in self._replaced:

@@ -37,7 +37,6 @@ class _Spelling:
 
 
 def _in_capitals(name: str, is_folder: bool) -> bytes:
-    """Return a name for systems that read ISO 9660 of level 1 alone."""
     stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
     return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
 
@@ -127,7 +126,6 @@ def _path_table(
 def _folder(
     names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
 ) -> bytes:
-    """Return the records of what is in a folder, itself and the root included."""
     own, root = places[names, folder], places[names, ""]
     inside = {
         names.spell(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
@@ -136,8 +134,7 @@ def _folder(
     }
     below = sorted(each for _, each in places if each) if not folder else []
     subfolders = {names.spell(each, True): (each, places[names, each]) for each in dict.fromkeys(below)}
-    links = 2 + len(subfolders)
-    marks = (_SP if not folder else b"") + _mode(True, links) + (_ER if not folder else b"")
+    marks = (_SP if not folder else b"") + _mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
     records = [
         _record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
         _record(b"\1", root, _SECTOR, is_folder=True, behind=_mode(True, 2) if names.has_rock_ridge else b""),
@@ -158,8 +155,7 @@ def _folder(
 def _record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
     fixed = _both(place) + _both(size) + _DATE + bytes((_FOLDER if is_folder else 0, 0, 0)) + _both_short(1)
-    named = bytes((len(name),)) + name
-    body = fixed + named + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
+    body = fixed + bytes((len(name),)) + name + (b"\0" if len(name) % 2 == 0 else b"") + _even(behind)
     return bytes((len(body) + 2, 0)) + body
 
 
@@ -190,7 +186,6 @@ def _even(data: bytes) -> bytes:
 
 
 def _whole(data: bytes) -> bytes:
-    """Filled up to whole sectors."""
     return data + bytes(-len(data) % _SECTOR)
 
 
@@ -224,7 +219,6 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 
 def _medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
-    """Return the volume on which the system looks for its user data."""
     found = volume(user_data.format)
     assert found is not None  # noqa: S101 - rule R6 refuses a format without one
     label, folder = found

@@ -85,7 +85,6 @@ V = TypeVar("V")
 
 
 def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the values of each key, in their order."""
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -102,7 +101,6 @@ _LYING: Final = tuple(
 
 
 def _expression_of_path(path: str) -> str:
-    """Return a regular expression for a decoded path, with nothing in it that a configuration quotes or expands."""
     return "".join(
         each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
     )
@@ -406,12 +404,10 @@ def _aliases(outputs: Collection[str]) -> list[Alias]:
 
 
 def _kinds(alias: Alias) -> list[PathKind]:
-    """Return the kinds of paths that an alias may mean and that its query names by itself."""
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
 def _path(kind: PathKind, alias: Alias, variable: str) -> str:
-    """Return the path that an alias may mean. A web server has what a query names in a variable for each key."""
     return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 

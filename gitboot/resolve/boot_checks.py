@@ -63,22 +63,29 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
     for path in templates_of(inputs.profile):
         for secret in secrets_of_file(inputs.files[path])[:_MOST_IN_A_FILE]:
             known.add(secret.digest)
-            message, at = f"what looks like {secret.what} would be published", (Id(FILE, path), (secret.line,))
-            yield _leak(message, at, secret.severity, secret.allowed)
+            yield _leak(
+                f"what looks like {secret.what} would be published",
+                (Id(FILE, path), (secret.line,)),
+                secret.severity,
+                secret.allowed,
+            )
     own: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
     if server is not None:
         own += (provisioned_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
     for leak in leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
-        place = (Id("BootProfile", inputs.profile.metadata.name), ("spec", field))
-        message = f"what looks like {leak.what} would be published: {leak.where}"
-        yield _leak(message, place, leak.severity, inputs.allowances.get(field))
+        yield _leak(
+            f"what looks like {leak.what} would be published: {leak.where}",
+            (Id("BootProfile", inputs.profile.metadata.name), ("spec", field)),
+            leak.severity,
+            inputs.allowances.get(field),
+        )
 
 
 def _leak(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowed: str | None
 ) -> DecisionFinding:
-    """Return the finding of a secret. ``allowed``: why its author allows it."""
+    # allowed: why the author lets the secret pass
     if allowed is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowed}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
@@ -88,9 +95,12 @@ def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield that several policies select the server with one priority, or that no policy does (rule R3)."""
     shared, name = inputs.shared, inputs.server.metadata.name
     if shared.tied:
-        message = f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority"
-        hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
-        yield DecisionFinding(Code.POLICY_TIE, message, hint, (Id("BootPolicy", shared.tied[-1]), ("spec", "select")))
+        yield DecisionFinding(
+            Code.POLICY_TIE,
+            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority",
+            "raise the priority of one, let one inherit from the other, or narrow a selector",
+            (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
+        )
     elif shared.is_unselected:
         yield DecisionFinding(
             Code.NO_POLICY,
@@ -120,9 +130,14 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     if bmc is not None and bmc.tls.ca is not None:
         ends = _authority_end(inputs.files[bmc.tls.ca])
         if bmc.tls.verify and ends is not None:
-            message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
-            ca = (Id(FILE, bmc.tls.ca), (1,))
-            yield DecisionFinding(code, message, code.hint, ca, Severity.WARNING, since=ends)
+            yield DecisionFinding(
+                code,
+                f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed",
+                code.hint,
+                (Id(FILE, bmc.tls.ca), (1,)),
+                Severity.WARNING,
+                since=ends,
+            )
     loader = inputs.loader
     if loader is not None and _ENTRIES[loader] not in fleet.outputs:
         is_own = server.spec.loader is not None
@@ -132,8 +147,13 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(Code.COMBINATION, message, hint, place)
     if fleet.has_instances_by_site and len(sites) != 1:
         found = f"the sites {some(sites)} select it" if sites else "no site selects it"
-        message = f"each site has its own instance, and {found}"
-        yield DecisionFinding(Code.ONE_SITE, message, Code.ONE_SITE.hint, (own, ("metadata",)), is_shared=False)
+        yield DecisionFinding(
+            Code.ONE_SITE,
+            f"each site has its own instance, and {found}",
+            Code.ONE_SITE.hint,
+            (own, ("metadata",)),
+            is_shared=False,
+        )
 
 
 _HOW_TO_IDENTIFY: Final = {
@@ -146,7 +166,6 @@ _ENTRIES: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB}
 
 @lru_cache(maxsize=1024)  # servers share a few authorities
 def _authority_end(certificates: bytes) -> datetime | None:
-    """Return when the last certificate of a file ends; None: the file has none."""
     return max(certificate_ends(certificates), default=None)
 
 
@@ -158,12 +177,19 @@ def check_policy(
     yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
         message = f"power On switches a machine on for a boot that is made once, and networkBoot is {pool.network_boot}"
-        hint = "leave out power, or write networkBoot Once or OnImageChange"
-        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "power")))
+        yield DecisionFinding(
+            Code.COMBINATION,
+            message,
+            "leave out power, or write networkBoot Once or OnImageChange",
+            (policy, ("spec", "power")),
+        )
     if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:  # it would wait for ever
-        message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
-        hint = "give it a bmc, or let another policy select it"
-        yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
+        yield DecisionFinding(
+            Code.COMBINATION,
+            f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it",
+            "give it a bmc, or let another policy select it",
+            (policy, ("spec", "waitFor")),
+        )
 
 
 def check_maintenance(
@@ -173,8 +199,12 @@ def check_maintenance(
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     yield from _check_boot(server, key, inputs, boot, override, spec.network_boot, spec.reinstall)
     if boot is not None and boot.writes_disk and spec.window.end is None:
-        message = f"{key} boots BootImage/{boot.image}, which writes disks, and its window has no end"
-        yield DecisionFinding(Code.ENDLESS, message, Code.ENDLESS.hint, (key, ("spec", "window")))
+        yield DecisionFinding(
+            Code.ENDLESS,
+            f"{key} boots BootImage/{boot.image}, which writes disks, and its window has no end",
+            Code.ENDLESS.hint,
+            (key, ("spec", "window")),
+        )
 
 
 def _check_boot(
@@ -186,7 +216,6 @@ def _check_boot(
     network_boot: NetworkBoot,
     reinstall: ReinstallMode,
 ) -> Iterator[DecisionFinding]:
-    """Yield what is wrong with a boot that the policy or maintenance ``resource`` chooses for a server."""
     image, skew, own = inputs.image, inputs.skew, Id("Server", server.metadata.name)
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
@@ -194,24 +223,35 @@ def _check_boot(
             stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
             message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
             severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
-            place = (inputs.chosen_by or own, inputs.chosen_at)
-            yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, place, severity)
+            yield DecisionFinding(
+                Code.SKEW, message, Code.SKEW.hint, (inputs.chosen_by or own, inputs.chosen_at), severity
+            )
     if boot is None:
         return
     if boot.direct and override is OverrideMode.CONTINUOUS:  # no entry can end it
-        message = f"override Continuous with BootImage/{boot.image}, which is booted directly"
-        hint, place = Code.OVERRIDE_MODE.hint, (resource, ("spec", "override"))
-        yield DecisionFinding(Code.OVERRIDE_MODE, message, hint, place)
+        yield DecisionFinding(
+            Code.OVERRIDE_MODE,
+            f"override Continuous with BootImage/{boot.image}, which is booted directly",
+            Code.OVERRIDE_MODE.hint,
+            (resource, ("spec", "override")),
+        )
     is_always = network_boot is NetworkBoot.ALWAYS
     if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
-        message = f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot"
-        yield DecisionFinding(Code.EVERY_BOOT, message, Code.EVERY_BOOT.hint, (resource, ("spec", "networkBoot")))
+        yield DecisionFinding(
+            Code.EVERY_BOOT,
+            f"{resource} boots BootImage/{boot.image}, which writes disks, at every boot",
+            Code.EVERY_BOOT.hint,
+            (resource, ("spec", "networkBoot")),
+        )
     is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
         what = "writes disks" if boot.writes_disk else "asks for its user data by UUID"
-        message = f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known"
-        hint = "write its uuid; until it is known lifecycle: Parked, or what writes no disk"
-        yield DecisionFinding(Code.UUID_NEEDED, message, hint, (own, ("spec",)))
+        yield DecisionFinding(
+            Code.UUID_NEEDED,
+            f"{resource} boots BootImage/{boot.image}, which {what}, and the UUID of the server is not known",
+            "write its uuid; until it is known lifecycle: Parked, or what writes no disk",
+            (own, ("spec",)),
+        )
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
@@ -252,9 +292,12 @@ def artifacts_of(source: BootSource) -> Artifacts:
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
-        message = f"BootImage/{image} has nothing for {source.architecture}"
-        hint = "add the architecture to the image, or narrow who boots it"
-        raise _wrong_machine(source, Code.NO_ARTIFACT, message, hint)
+        raise _wrong_machine(
+            source,
+            Code.NO_ARTIFACT,
+            f"BootImage/{image} has nothing for {source.architecture}",
+            "add the architecture to the image, or narrow who boots it",
+        )
     lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
         raise _wrong_method(
@@ -288,19 +331,23 @@ def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> U
 
 
 def _needs(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
-    """Return the artifacts that the method boots, on firmware that it works on."""
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
-            message = "method UefiHttp needs firmware UEFI, found BIOS"
-            raise _wrong_machine(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
+            raise _wrong_machine(
+                source, Code.FIRMWARE, "method UefiHttp needs firmware UEFI, found BIOS", Code.FIRMWARE.hint
+            )
         return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
     if spec.method is Method.VIRTUAL_MEDIA:
         return ("iso",)
     if artifacts.kernel is None and artifacts.uki is not None and not uefi:
         image = source.image.metadata.name
-        message = f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot"
-        raise _wrong_machine(source, Code.FIRMWARE, message, Code.FIRMWARE.hint)
+        raise _wrong_machine(
+            source,
+            Code.FIRMWARE,
+            f"BootImage/{image} has a uki and no kernel for {source.architecture}, which BIOS cannot boot",
+            Code.FIRMWARE.hint,
+        )
     return ("kernel",) if artifacts.uki is None else ()
 
 
@@ -315,25 +362,35 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
     """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the system by this boot."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
-            message = f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none"
-            hint = "boot it by method VirtualMedia, or correct the image's configFrom"
-            raise _wrong_method(source, Code.NO_WAY_IN, message, hint)
+            raise _wrong_method(
+                source,
+                Code.NO_WAY_IN,
+                f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
+                "boot it by method VirtualMedia, or correct the image's configFrom",
+            )
         if user_data_formats.volume(user_data.format) is None:
             why = f"no system looks for {user_data.format} on a medium"
-            message = f"BootImage/{boot.image} says configFrom: Medium, and {why}"
-            hint = "build it into the image, or boot a kernel, which is told where it is"
-            at = ("spec", "userData", "format")
-            raise Unbootable(Code.NO_WAY_IN, message, hint, source.profile_id, *at)
+            raise Unbootable(
+                Code.NO_WAY_IN,
+                f"BootImage/{boot.image} says configFrom: Medium, and {why}",
+                "build it into the image, or boot a kernel, which is told where it is",
+                source.profile_id,
+                *("spec", "userData", "format"),
+            )
     elif boot.direct:
         _check_direct_boot(boot, source, own, user_data)
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
-        message = f"BootImage/{boot.image} says configFrom: None, so user data does not reach it"
-        hint = "leave out userData, or correct the image's configFrom"
-        raise Unbootable(Code.NO_WAY_IN, message, hint, source.profile_id, "spec", "userData")
+        raise Unbootable(
+            Code.NO_WAY_IN,
+            f"BootImage/{boot.image} says configFrom: None, so user data does not reach it",
+            "leave out userData, or correct the image's configFrom",
+            source.profile_id,
+            "spec",
+            "userData",
+        )
 
 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    """Raise `Unbootable` if a boot without a loader needs anything but what its system fetches itself."""
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
     if asks_by_uuid and user_data is not None and user_data_formats.family(user_data.format).value == "Ignition":
         return  # all of it can stand in the Ignition document that the system fetches
@@ -347,8 +404,13 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
     else:
         return
     file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
-    message = f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}"
-    raise Unbootable(Code.NO_WAY_IN, message, Code.NO_WAY_IN.hint, resource, *path)
+    raise Unbootable(
+        Code.NO_WAY_IN,
+        f"{what} cannot reach BootImage/{boot.image}, which is booted directly as {file}",
+        Code.NO_WAY_IN.hint,
+        resource,
+        *path,
+    )
 
 
 def check_command_line(
@@ -379,7 +441,6 @@ def check_command_line(
 
 
 def _quote(arguments: tuple[str, ...]) -> None:
-    """Raise `Unquotable` if iPXE or GRUB cannot pass the arguments on."""
     ipxe_arguments(arguments)
     grub_arguments(arguments)
 
@@ -500,7 +561,6 @@ def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
 
 
 def _digests(image: BootImage) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield where the digest of each file of an image is written, and the digest."""
     for architecture, artifacts in image.spec.architectures.items():
         of_architecture: tuple[str | int, ...] = ("spec", "architectures", architecture)
         for field in ("kernel", "rootfs", "uki", "iso", "loader"):

@@ -90,7 +90,6 @@ class Composer:
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
 
     def _shared_boot(self, source: BootSource) -> _SharedBoot:
-        """Return the boot without arguments and files that are rendered."""
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
         places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
@@ -121,7 +120,6 @@ class Composer:
         return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
-        """Return one place's arguments with their numbers, without those that are empty."""
         rendered = []
         for number, text in enumerate(given):
             try:
@@ -146,8 +144,7 @@ class Composer:
         The arguments that lead to the user data are not written anywhere.
         """
         context = Context(self._plain, boot, source, {})
-        with_url = context.having(urls=context.urls(boot.user_data))
-        places = self._places(argument_lists(boot, source), with_url)
+        places = self._places(argument_lists(boot, source), context.having(urls=context.urls(boot.user_data)))
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
@@ -160,8 +157,7 @@ class Composer:
             )
             raise Unbootable(Code.USER_DATA_FORMAT, message, hint, source.profile_id, *at)
         secrets = secret_texts(source)
-        check = partial(user_data_formats.check, wanted.format)
-        text = self._checked(wanted.template, check, context, source)
+        text = self._checked(wanted.template, partial(user_data_formats.check, wanted.format), context, source)
         beside = {}
         for name, (_, path) in wanted.beside.items():
             check = partial(user_data_formats.check_beside, wanted.format, name)
@@ -173,7 +169,6 @@ class Composer:
         return replace(found, secrets=secrets) if secrets else found
 
     def _checked(self, path: str, check: Callable[[str], None], context: Context, source: BootSource) -> str:
-        """Return a rendered file of the user data, if it is what it has to be."""
         text = self._file(path, context, source)
         try:
             check(text)
@@ -189,7 +184,6 @@ class Composer:
 
 
 def _unbootable(fault: TemplateFault, path: str) -> Unbootable:
-    """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
     return Unbootable(fault.code, fault.message, fault.code.hint, Id(FILE, path), fault.line or 1)
 
 
@@ -254,7 +248,6 @@ class Context:
         return self._mapping
 
     def _seen_by_all(self) -> dict[str, Any]:
-        """Return what does not depend on the server."""
         source, plain, boot = self._source, self._plain.of, self._boot
         taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
         seen: dict[str, Any] = {
@@ -278,16 +271,12 @@ class Context:
 
 
 def _urls(source: BootSource) -> dict[str, Any]:
-    """Return where a machine fetches its boot script and secrets, and reports.
-
-    The host that serves one-time boots has the secrets, whatever mirror has the rest.
-    """
+    # The host that serves one-time boots has the secrets, whatever mirror has the rest.
     urls: dict[str, Any] = {"base": source.base_url, "secrets": {}}
     if source.server is not None:
         mac = source.server.boot_macs[0]
         urls["entry"] = f"{source.base_url}/v1/boot/{mac}/boot.ipxe"
-        spec = source.server.spec
-        token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
+        token = provisioned_token(source.server.uuid, source.server.spec.provision, source.image.metadata.name)
         for report in ("failed", "provisioned"):
             urls[report] = f"{source.base_url}/v1/boot/{mac}/{report}/{token}"
         urls["secrets"] = {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}

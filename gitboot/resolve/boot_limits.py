@@ -28,7 +28,6 @@ class Stoppage(NamedTuple):
     everything: bool
 
     def __str__(self) -> str:
-        """Return what an operator has stopped, and why."""
         return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
 
 

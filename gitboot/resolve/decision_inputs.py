@@ -248,8 +248,7 @@ class FleetView:
     def shared(self, server: Server) -> SharedInputs:
         """Return what the decision of a server is made of besides its own document and files."""
         spec = server.spec
-        numbers = self._selecting.of(server)
-        of = numbers, spec.lifecycle is Lifecycle.ACTIVE, spec.policy
+        of = self._selecting.of(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
         if (choice := self._choices.get(of)) is None:
             choice = self._choices[of] = self._choice(*of)
         pin = spec.pin.image if spec.pin is not None else None
@@ -285,7 +284,6 @@ class FleetView:
         return _Choice(chosen=chosen, policy=policy, rollout=rollout)
 
     def _shared(self, server: Server, choice: _Choice) -> SharedInputs:
-        """Return what is equal for all servers of the class of ``server``."""
         repository, policy = self._repository, choice.policy
         sites = [each for each in choice.chosen if isinstance(each, Site)]
         hardware = [each for each in choice.chosen if isinstance(each, Hardware)]
@@ -324,7 +322,6 @@ class FleetView:
         return found
 
     def _default_boot(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
-        """Return what a profile boots by itself: its image, or the current one of its stream."""
         is_disk = profile.spec.method is Method.DISK
         image = None if is_disk else maintenance_image(profile, self._repository.streams)
         return self._boot(profile, image, chosen_by, chosen_at)
@@ -351,7 +348,6 @@ class FleetView:
         return found
 
     def _allowances(self, profile: Id) -> dict[str, str]:
-        """Return why the text of a profile allows secrets, by field."""
         text = self._repository.read(self._repository.origins[profile].blob)
         if b"gitboot:allow-secret" not in text:
             return {}

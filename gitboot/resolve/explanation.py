@@ -80,8 +80,6 @@ def explain(
 
 
 class _Explaining:
-    """The reasons for one server, without the places of the fields."""
-
     def __init__(
         self,
         view: FleetView,
@@ -104,7 +102,6 @@ class _Explaining:
         return Reason(field=field, value=str(value), rule=rule, why=why, resource=written_in, steps=path)
 
     def reasons(self) -> Iterator[Reason]:
-        """Yield the reasons at the instant of the plan."""
         plan, decision = self._plan, self._decision
         yield from self.whose()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
@@ -145,7 +142,6 @@ class _Explaining:
                 yield replace(reason, under=each.name)
 
     def whose(self) -> Iterator[Reason]:
-        """Yield what is said of the server whatever it boots."""
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
             yield self._reason("lifecycle", lifecycle, "R1", "such a server has no plan", self._id, "spec", "lifecycle")
@@ -153,8 +149,9 @@ class _Explaining:
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
         if name is not None:
             number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
-            why = "the first site that selects the server"
-            yield self._reason("site", name, "-", why, fleet, "spec", "sites", number)
+            yield self._reason(
+                "site", name, "-", "the first site that selects the server", fleet, "spec", "sites", number
+            )
         else:
             yield self._reason("baseURL", self._decision.base_url, "-", "no site selects it", fleet, "spec", "baseURL")
 
@@ -179,14 +176,12 @@ class _Explaining:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
-        shared = self._inputs.shared
-        boots = next(each.boot for each in shared.maintenances if each.maintenance is maintenance)
+        boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
 
     def chosen_policy(self) -> Won[Pool] | None:
-        """Return the policy that wins, and note the others. None: no policy wins."""
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
         found = [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
@@ -225,8 +220,9 @@ class _Explaining:
         profile, decision = source.profile_id, self._decision
         yield self._reason("method", source.profile.spec.method, "R6", "the profile's", profile, "spec", "method")
         if source.profile.spec.http_boot is not None:
-            http_boot = source.profile.spec.http_boot
-            yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
+            yield self._reason(
+                "httpBoot", source.profile.spec.http_boot, "R6", "the profile's", profile, "spec", "httpBoot"
+            )
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
@@ -316,8 +312,9 @@ class SourceTexts:
     def of_shared(self, resource: Id) -> DocumentLocation:
         """Return the place of a document that is not a server's, and of each value in it."""
         lines = value_lines(*self._file(resource))
-        file = self._repository.origins[resource].path
-        return DocumentLocation(file, {pointer(path): line for path, line in lines.items()})
+        return DocumentLocation(
+            self._repository.origins[resource].path, {pointer(path): line for path, line in lines.items()}
+        )
 
     def _file(self, resource: Id) -> tuple[bytes, int]:
         origin = self._repository.origins[resource]
@@ -401,7 +398,6 @@ class Explanations:
         return found
 
     def _documents(self, decision: Decision) -> frozenset[Id]:
-        """Return the documents besides the server's own by which a decision is explained."""
         policy = decision.policy
         boots = [(Id("Maintenance", each.name), each.boot) for each in decision.maintenances]
         if policy is not None:
@@ -412,7 +408,6 @@ class Explanations:
         return found
 
     def _used(self, chosen: Id, image: str | None) -> Iterator[Id]:
-        """Yield the documents of the boot of a policy or a maintenance."""
         repository = self._repository
         if chosen.kind == "BootPolicy":
             pool = self._view.pools[chosen.name]
@@ -434,7 +429,6 @@ def _of_fleet(fleet: Fleet) -> tuple[object, ...]:
 
 
 def _changed(before: FleetRepository, now: FleetRepository) -> set[Id]:
-    """Return the documents that servers share and that do not say the same in both commits."""
     kinds: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
         ("BootImage", before.images, now.images),
         ("BootPolicy", before.policies, now.policies),

@@ -338,8 +338,13 @@ def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
             message = "this version of gitboot does not carry out entries of one's own for unknown machines"
             place = ("spec", "unknownServers", "profile")
-            hint = "leave it out until a version has it"
-            yield repository.problem(Code.NOT_YET, message, Id("Fleet", fleet.metadata.name), *place, hint=hint)
+            yield repository.problem(
+                Code.NOT_YET,
+                message,
+                Id("Fleet", fleet.metadata.name),
+                *place,
+                hint="leave it out until a version has it",
+            )
 
 
 def missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
@@ -372,8 +377,7 @@ def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], De
         try:
             return decide(found.repository)
         except InvalidRepository as error:
-            fleet = found.repository.fleet.spec
-            raise InvalidRepository(error.problems, fleet=fleet, dated=error.dated) from None
+            raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
     problems: Sequence[Problem]
     dated: tuple[DatedProblem, ...]
     try:

@@ -176,14 +176,12 @@ def already_made(decision: Decision, at: datetime, record: Record | None) -> dic
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What changes with time in a plan."""
-
     phase: Phase
     cause: Cause
-    maintenance: str | None
-    boot: Boot | None
-    user_data: UserDataFiles | None
-    override: BootOverride | None
+    maintenance: str | None = None
+    boot: Boot | None = None
+    user_data: UserDataFiles | None = None
+    override: BootOverride | None = None
     key: str | None = None
     data: Digest | None = None  # the token by which a system that is booted once asks for its data
     inserted: Boot | None = None  # whose medium lies, or may still lie, in a virtual drive
@@ -191,7 +189,6 @@ class _State:
 
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
-    """Yield every instant at which the plan may change."""
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
@@ -229,7 +226,7 @@ def _state(
         given = _may_still_run(decision, at, record, state)
         return replace(state, inserted=_inserted(given)) if given is not None else state
     if stop is Halt.ALL:
-        return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
+        return _disk(policy, Cause.ALL_STOPPED)
     if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
         return _instead(policy, Cause.STOPPED, absent)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
@@ -289,10 +286,7 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
 
 
 def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _State:
-    """Return what boots in place of a boot that is not offered."""
-    if policy is None:
-        return _nothing(cause)
-    if (boot := harmless_boot(policy, absent)) is not None:
+    if policy is not None and (boot := harmless_boot(policy, absent)) is not None:
         return replace(_always(policy, boot), cause=cause, inserted=_inserted(boot))
     return _disk(policy, cause)
 
@@ -304,20 +298,16 @@ def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = 
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
 
 
-def _nothing(cause: Cause) -> _State:
-    return _State(Phase.DISK, cause, None, None, None, None)
-
-
 def _under_maintenance(
     uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
 ) -> _State:
     boot, name = maintenance.boot, maintenance.name
     if boot is None:
-        return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name, None, None, None)
+        return _State(Phase.DISK, Cause.MAINTENANCE_DISK, name)
     made, data = False, None
     if maintenance.network_boot is NetworkBoot.ONCE:
         if record is None:
-            return _State(Phase.DISK, Cause.UNKNOWN, name, None, None, None)
+            return _State(Phase.DISK, Cause.UNKNOWN, name)
         data = token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
         made = has_run(maintenance, record)
         if made and not is_given_again(record.runs[name], at):
@@ -327,21 +317,27 @@ def _under_maintenance(
                 is_given = record.runs[name].started is None
                 cause = Cause.MAINTENANCE_GIVEN if is_given else Cause.MAINTENANCE_STARTED
             if not asks_still:
-                return _State(Phase.DISK, cause, name, None, None, None)
-            return _State(Phase.DISK, cause, name, None, boot.user_data, None, data=data)
-    override, reason = None, run_reason(maintenance, record)
+                return _State(Phase.DISK, cause, name)
+            return _State(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
+    reason = run_reason(maintenance, record)
     is_once = maintenance.network_boot is NetworkBoot.ONCE
     if is_once and not made and record is not None and (served_at := _first_serve(record, reason)) is not None:
         if not _is_within(served_at, at, FETCH_GRACE):
             asks_still = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
-            asked = (boot.user_data, data) if asks_still else (None, None)
-            return _State(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, None, asked[0], None, data=asked[1])
+            user_data, data = (boot.user_data, data) if asks_still else (None, None)
+            return _State(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
         made = True
-    if not made:
-        override = _override(boot, maintenance.network_boot, maintenance.override, reason)
-    key = reason if is_once else None
-    data = data if boot.user_data is not None else None
-    return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data, begun=made)
+    return _State(
+        Phase.MAINTENANCE,
+        Cause.MAINTENANCE,
+        name,
+        boot,
+        boot.user_data,
+        override=_override(boot, maintenance.network_boot, maintenance.override, reason) if not made else None,
+        key=reason if is_once else None,
+        data=data if boot.user_data is not None else None,
+        begun=made,
+    )
 
 
 def _first_serve(record: Record, key: str) -> datetime | None:
@@ -438,13 +434,13 @@ def _always(policy: PolicyDecision, boot: Boot) -> _State:
     return _State(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
 
 
-def _disk(policy: PolicyDecision, cause: Cause, user_data: UserDataFiles | None = None) -> _State:
+def _disk(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _State:
     override = None
-    if policy.disk_boot is DiskBoot.HDD:
+    if policy is not None and policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
             enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
-    return _State(Phase.DISK, cause, None, None, user_data, override)
+    return _State(Phase.DISK, cause, user_data=user_data, override=override)
 
 
 _TARGETS = {

@@ -85,7 +85,22 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
         specs = [repository.policies[each].spec for each in chain]
         missing = [field for field in ("profile", "network_boot") if _inherited(specs, field) is None]
         if not missing:
-            found[name] = _pool(name, tuple(chain), specs)
+            found[name] = Pool(
+                name=name,
+                chain=tuple(chain),
+                priority=_inherited(specs, "priority") or 0,
+                profile=_inherited(specs, "profile"),
+                network_boot=_inherited(specs, "network_boot"),
+                reinstall=_inherited(specs, "reinstall") or ReinstallMode.NEVER,
+                override=_inherited(specs, "override"),
+                disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
+                power=_inherited(specs, "power") or PolicyPower.NONE,
+                wait_for=_inherited(specs, "wait_for") or PolicyWait.NONE,
+                kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
+                node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
+                node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
+                vars={key: value for spec in specs for key, value in spec.vars.items()},
+            )
         elif not any(_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
             message, hint = f"BootPolicy/{name} neither has nor inherits {what}", f"add {what}, or inherits"
@@ -94,27 +109,7 @@ def pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Problem]]:
 
 
 def _inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
-    """Return the last value that is set along a chain."""
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
-
-
-def _pool(name: str, chain: tuple[str, ...], specs: list[BootPolicySpec]) -> Pool:
-    return Pool(
-        name=name,
-        chain=chain,
-        priority=_inherited(specs, "priority") or 0,
-        profile=_inherited(specs, "profile"),
-        network_boot=_inherited(specs, "network_boot"),
-        reinstall=_inherited(specs, "reinstall") or ReinstallMode.NEVER,
-        override=_inherited(specs, "override"),
-        disk_boot=_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
-        power=_inherited(specs, "power") or PolicyPower.NONE,
-        wait_for=_inherited(specs, "wait_for") or PolicyWait.NONE,
-        kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
-        node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
-        node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
-        vars={key: value for spec in specs for key, value in spec.vars.items()},
-    )
 
 
 class Tie(NamedTuple):
@@ -141,13 +136,14 @@ def choose_policy(candidates: Sequence[Pool], named: Pool | None) -> Won[Pool] |
     if len(winners) > 1:
         return Tie(tuple(pool.name for pool in winners))
     (winner,) = winners
-    beaten: list[Lost] = []
-    for pool in (each for each in candidates if each is not winner):
-        why = f"priority {pool.priority} is below {winner.priority}"
-        if pool.name in ancestors:
-            why = "a policy that inherits from it selects the server too"
-        beaten.append(Lost(f"BootPolicy/{pool.name}", "R3", why))
-    return Won(winner, "it selects the server", tuple(beaten))
+    inherited = "a policy that inherits from it selects the server too"
+    reasons = {
+        pool.name: inherited if pool.name in ancestors else f"priority {pool.priority} is below {winner.priority}"
+        for pool in candidates
+        if pool is not winner
+    }
+    lost = tuple(Lost(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
+    return Won(winner, "it selects the server", lost)
 
 
 def in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
@@ -227,9 +223,13 @@ def opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
     """Yield every pin and hold of a fleet."""
     for name, server in repository.servers.items():
         if (pin := server.spec.pin) is not None:
-            what, resource = f"the pin of {name}", Id("Server", name)
             yield OptOut(
-                what=what, image=pin.image, reason=pin.reason, until=pin.until, resource=resource, path=("spec", "pin")
+                what=f"the pin of {name}",
+                image=pin.image,
+                reason=pin.reason,
+                until=pin.until,
+                resource=Id("Server", name),
+                path=("spec", "pin"),
             )
     for name, stream in repository.streams.items():
         for number, hold in enumerate(stream.spec.holds):
@@ -267,14 +267,12 @@ class MinimumVersion(NamedTuple):
 
 def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
     """Return the lowest version for the servers of each profile, if gitboot reports lower ones."""
-    streams = {
-        name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
-    }
-    skews = {name: repository.streams[stream].spec.skew for name, stream in streams.items()}
     return {
-        name: MinimumVersion(streams[name], skew.minimum_version)
-        for name, skew in sorted(skews.items())
-        if skew is not None and skew.mode is not SkewMode.NONE
+        name: MinimumVersion(stream, skew.minimum_version)
+        for name, profile in repository.profiles.items()
+        if (stream := profile.spec.stream) is not None
+        and (skew := repository.streams[stream].spec.skew) is not None
+        and skew.mode is not SkewMode.NONE
     }
 
 

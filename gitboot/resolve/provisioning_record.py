@@ -99,8 +99,7 @@ def exported(records: Mapping[SystemUuid, Record]) -> bytes:
 def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
     """Exported records; raise `UsageError` naming ``path`` where they are something else."""
     try:
-        items = json.loads(data)["items"]
-        return {parse_uuid(item["uuid"]): record_of(item) for item in items}
+        return {parse_uuid(item["uuid"]): record_of(item) for item in json.loads(data)["items"]}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None

@@ -32,7 +32,6 @@ class InstallProgress(NamedTuple):
     maintenance: str | None = None  # whose boot writes the disk; None: a policy's
 
     def __str__(self) -> str:
-        """Return it in words, for operators."""
         last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
         if self.state is InstallState.SERVED:
             return f"Served; completion is not reported; installing since {format_instant(self.since)}; {last}"

@@ -138,8 +138,10 @@ def _check_ignition(format: str, text: str) -> None:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        hint = "Ignition is JSON; convert a Butane file with `butane` before it is committed"
-        raise _malformed(f"the rendered Ignition document is not JSON: {error}", hint) from None
+        raise _malformed(
+            f"the rendered Ignition document is not JSON: {error}",
+            "Ignition is JSON; convert a Butane file with `butane` before it is committed",
+        ) from None
     section = config.get("ignition") if isinstance(config, dict) else None
     version = section.get("version") if isinstance(section, dict) else None
     if not isinstance(version, str):
@@ -244,8 +246,11 @@ def _check_autoyast(format: str, text: str) -> None:
     try:
         parser.Parse(text.encode(), True)
     except ExpatError as error:
-        message = f"the rendered AutoYaST profile is not well-formed XML: {error}"
-        raise _malformed(message, "correct the template", Code.AUTOYAST_DOCUMENT) from None
+        raise _malformed(
+            f"the rendered AutoYaST profile is not well-formed XML: {error}",
+            "correct the template",
+            Code.AUTOYAST_DOCUMENT,
+        ) from None
     if roots[:1] != [f"{_YAST} profile"]:
         raise _malformed(
             f"the rendered XML begins with <{shown(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",

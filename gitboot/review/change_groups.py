@@ -87,7 +87,10 @@ def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) ->
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.of(change)
-        key = _alike(change, ids), rendering.key(change)
+        # Equal for servers that change by the same causes in the same way, but for their own names and addresses.
+        kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
+        fields = tuple(map(_told, _fields(change.old, change.new)))
+        key = (kinds, change.risks, change.effects, fields), rendering.key(change)
         alike.setdefault(key, []).append(change)
         found_causes.setdefault(key, ids)
     order = list(Risk)
@@ -171,14 +174,7 @@ def _cause(
 # What makes changes alike
 
 
-def _alike(change: ServerChange, ids: tuple[Id, ...]) -> tuple[object, ...]:
-    """Equal for servers that change by the same causes in the same way, but for their own names and addresses."""
-    causes = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
-    return causes, change.risks, change.effects, tuple(map(_told, _fields(change.old, change.new)))
-
-
 def _told(field: FieldChange) -> str:
-    """A difference as text to compare: of two lists only what comes and goes, as most servers' lists differ."""
     old, new = field.old, field.new
     if isinstance(old, list) and isinstance(new, list) and sorted(map(str, old)) != sorted(map(str, new)):
         old, new = [each for each in old if each not in new], [each for each in new if each not in old]
@@ -189,7 +185,6 @@ _DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # t
 
 
 def _fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
-    """What differs in two decisions: of digests only that they differ."""
     before, after = (_facts(each) for each in (old, new))
     if before is None or after is None:
         whole = after or before or {}
@@ -214,7 +209,6 @@ def _collapsed(field: FieldChange) -> FieldChange:
 
 
 def _maintenance(facts: Mapping[str, Any] | None) -> str | None:
-    """What of a maintenance that came or went says how it boots, and when."""
     if facts is None:
         return None
     image = facts["boot"]["image"] if facts["boot"] else "local disk"
@@ -223,12 +217,10 @@ def _maintenance(facts: Mapping[str, Any] | None) -> str | None:
 
 
 def _some(value: Any) -> str | None:
-    """A stand-in for a value that nobody would read."""
     return "(some)" if value is not None else None
 
 
 def _gist(facts: Mapping[str, Any] | None) -> str | None:
-    """What of a server that came or went says how it boots."""
     policy = facts["policy"] if facts else None
     if not policy:
         return None
@@ -260,7 +252,6 @@ def _general(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
 
 
 def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
-    """What differs in one server's decision, each field once, without what looks like a secret."""
     if change.old is None or change.new is None:
         yield next(_fields(change.old, change.new))  # the policy
         return
@@ -279,8 +270,6 @@ _UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One way in which a server boots: under its policy or under a maintenance."""
-
     key: Id  # what says so: BootPolicy/web, Maintenance/memory-test
     profile: str
     boot: Boot | None
@@ -332,7 +321,6 @@ class Causes:
         return (*fleet, *self._changed(*named))
 
     def _has(self, key: Id, *names: str) -> bool:
-        """Whether one of these fields of a spec changed."""
         return any(set(names) & set(field.path[1:2]) for field in self._documents[key].fields)
 
     def _changed(self, *keys: Id) -> Iterator[Id]:

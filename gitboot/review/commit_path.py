@@ -105,8 +105,6 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A way to a position, and what acknowledges it."""
-
     hops: tuple[Hop, ...] = ()
     used: frozenset[_Used] = frozenset()
 
@@ -155,7 +153,6 @@ class _Search:
                 return
 
     def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
-        """A hop with what of it is acknowledged, and by what."""
         same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
         self.heeded.update(same)
         counting = [

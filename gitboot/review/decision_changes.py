@@ -206,7 +206,10 @@ def compare(
     shared = shared_change(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = changed_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and changes_all_files(shared)):
-        touched = _everything(old_repository, new_repository)
+        servers_before = old_repository.servers if old_repository is not None else {}
+        sizes = Counter(label for each in servers_before.values() for label in labels_of(each))
+        both = frozenset(servers_before.keys() | new_repository.servers.keys())
+        touched = Touched(servers=both, documents=frozenset(), sizes=sizes)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
     if old is not None and offered is None:
@@ -271,13 +274,6 @@ def _offered(decisions: Decisions) -> frozenset[Digest]:
     return frozenset(claim for each in decisions.servers.values() for claim in claims_of(each))
 
 
-def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
-    """Return all servers of both commits as what may differ."""
-    servers = old.servers if old is not None else {}
-    sizes = Counter(label for each in servers.values() for label in labels_of(each))
-    return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
-
-
 def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
     """The site of each of these servers that is at one with an instance of its own."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
@@ -325,7 +321,6 @@ _BESIDE_DECISIONS: Final = frozenset({Why.ADDRESS, Why.UUID, Why.NAME, Why.NID, 
 def _described(
     decisions: Decisions | None, repository: FleetRepository | None, machines: Iterable[Machine]
 ) -> dict[str, Described]:
-    """Return what a commit says of these machines, by the names of their servers."""
     if decisions is None or repository is None:
         return {}
     return {
@@ -510,7 +505,6 @@ def _changes(path: str, old: Any, new: Any) -> Iterator[Change]:
 
 
 def _are_named(value: Any) -> bool:
-    """Whether it is a list of things that have names, such as maintenances."""
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
 
 

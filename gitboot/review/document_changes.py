@@ -285,7 +285,6 @@ def access_changes(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
 
 
 def _covers(networks: list[str], others: list[str]) -> bool:
-    """Whether every address of ``others`` lies in one of ``networks``."""
     return _collapsed([*networks, *others]) == _collapsed(networks)
 
 

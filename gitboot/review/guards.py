@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio import Digest, digest
+from gitboot.jsonio import LEFT_OUT, Digest, digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
@@ -181,7 +181,6 @@ def judge(
 
 
 def _numbers_of_change(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
-    """Return what guards count of a commit that is not the first: guard, words, number, and limit."""
     may_boot = "servers that may boot an image that claims for the first time to write no disk"
     return (
         (
@@ -232,14 +231,6 @@ class Unheeded:
     commit: str
     line: str
     why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Acknowledgements:
-    """What the messages of some commits acknowledge."""
-
-    given: Acknowledged
-    unheeded: tuple[Unheeded, ...]
 
 
 _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
@@ -310,7 +301,6 @@ def ack_lines(
 
 
 def _fault(line: str, message: Message, need: ReinstallsNeed | None) -> str | None:
-    """Return why a line does not count, if it does not."""
     if (found := _WORDS.fullmatch(line)) is None:
         return "not of the form Gitboot-Ack: DIGEST GUARD"
     digest, guard = found.groups()
@@ -341,8 +331,8 @@ def acknowledgements(
     digest: Digest,
     need: ReinstallsNeed | None = None,
     met: Container[str] = frozenset(),
-) -> Acknowledgements:
-    """What commits acknowledge of the changes with this digest."""
+) -> tuple[Acknowledged, tuple[Unheeded, ...]]:
+    """What commits acknowledge of the changes with this digest, and the lines that count for nothing."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
     for line in ack_lines(messages, need, met):
@@ -353,7 +343,7 @@ def acknowledgements(
                 unheeded.append(Unheeded(commit=line.commit, line=line.text, why=AckLine.STALE))
             case Unheeded():
                 unheeded.append(line)
-    return Acknowledgements(given=given, unheeded=tuple(unheeded))
+    return given, tuple(unheeded)
 
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
@@ -437,7 +427,7 @@ Label = tuple[str, str]  # site, fra1
 class Area:
     """How much of a group of servers is touched."""
 
-    label: Label | None  # None: the whole fleet
+    label: Label | None = field(metadata=LEFT_OUT)  # None: the whole fleet
     size: int  # servers of the old commit, and who moved here and changes
     changed: int  # but for those that only offer less
     less: int  # servers that offer nothing that they did not offer before: no guard counts them

@@ -27,11 +27,6 @@ class NotProvisioned:
     attempts: int = 1
     boots: int = 1  # of each
 
-    def covers(self, other: NotProvisioned) -> bool:
-        """Whether each record that is pending for ``other`` is for this one, too, and an attempt counts for both."""
-        as_often = other.attempts <= self.attempts and other.boots <= self.boots
-        return as_often and other.number <= self.number and other.image == self.image
-
 
 @dataclass(frozen=True, slots=True)
 class NotRun:
@@ -42,14 +37,6 @@ class NotRun:
     start: datetime | None
     end: datetime | None
 
-    def covers(self, other: NotRun) -> bool:
-        """The same for runs: whoever has made this one has made ``other``, wherever its window was moved to."""
-        if (other.maintenance, other.run) != (self.maintenance, self.run):
-            return False
-        if other.start is None or self.end is None or other.start < self.end:
-            return True
-        return self.start is not None and other.start <= self.start
-
 
 When = EachTime | NotProvisioned | NotRun
 
@@ -59,10 +46,14 @@ def covers(one: When, other: When) -> bool:
     match one, other:
         case (EachTime(), _):
             return True
-        case (NotProvisioned(), NotProvisioned()):
-            return one.covers(other)
-        case (NotRun(), NotRun()):
-            return one.covers(other)
+        case (NotProvisioned(), NotProvisioned()):  # an attempt counts for both
+            as_often = other.attempts <= one.attempts and other.boots <= one.boots
+            return as_often and other.number <= one.number and other.image == one.image
+        case (NotRun(), NotRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
+            # Whoever has made one has made the other, wherever its window was moved to.
+            if other.start is None or one.end is None or other.start < one.end:
+                return True
+            return one.start is not None and other.start <= one.start
     return False
 
 
@@ -179,7 +170,7 @@ def _is_no_more(ask: Demand, spans: list[Span]) -> bool:
         return True
     # A policy has to ask by itself for a boot that writes a disk, by this provision key, in one of these spans.
     is_asked_later = isinstance(key, NotProvisioned) and any(
-        isinstance(span.ask.when, NotProvisioned) and span.ask.when.covers(key) for span in spans
+        isinstance(span.ask.when, NotProvisioned) and covers(span.ask.when, key) for span in spans
     )
     return (is_asked_later or not ask.writes_disk) and any(_is_within(ask, each) for each in here.beneath)
 

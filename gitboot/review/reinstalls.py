@@ -114,7 +114,6 @@ def _is_asked(ask: Demand, spans: list[Span]) -> bool:
 
 
 def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
-    """Return what is different in two policies, the second of which asks for a disk-writing boot."""
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
@@ -150,8 +149,6 @@ def _under_policy(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
 
 
 def _under_maintenance(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
-    """Return what is different in a maintenance that asks for a disk-writing boot in the newer commit."""
-
     def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
         image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
         return image, maintenance.network_boot, maintenance.run, maintenance.start, maintenance.end
@@ -197,11 +194,6 @@ RAISED: Final = frozenset({Why.PROVISION, Why.ATTEMPTS, Why.BOOTS})  # what hard
 _OF_POLICY: Final = RAISED | {
     *(Why.IMAGE, Why.POLICY, Why.NETWORK_BOOT, Why.WAIT, Why.OVERRIDE, Why.WRITES_DISK, Why.UNCOVERED),
 }
-
-
-def asks_at_once(asked: tuple[Reinstall, ...]) -> bool:
-    """Whether the policy asks for its boot whatever was provisioned before."""
-    return any(each.maintenance is None for each in asked)
 
 
 class GainedIdentity(NamedTuple):
@@ -273,7 +265,6 @@ class Described(NamedTuple):
 
 
 def _of_machine(machine: Machine) -> Iterator[Mark]:
-    """Return the identities of a machine that the ledger stores with its description."""
     yield from ((Why.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
     reports = machine.bmc.reports_serial if machine.bmc is not None else None
     serials = (each for each in (machine.serial, reports) if each is not None and not is_placeholder_serial(each))
@@ -354,25 +345,7 @@ def still_lost(
 _PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
 
 
-def new_claims(
-    documents: Mapping[Id, DocumentChange], old: FleetRepository | None, new: FleetRepository
-) -> frozenset[str]:
-    """Return the names of the BootImages of ``new`` whose claim no image of ``old`` makes for the same content.
-
-    There is none if ``old`` has no servers: as in a first commit, no machine has a disk to lose.
-    """
-    if old is None or not old.servers:
-        return frozenset()
-    changed = (key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate is not Fate.REMOVED)
-    claiming = [name for name in changed if not new.images[name].spec.writes_disk]
-    if not claiming:
-        return frozenset()
-    known = set(map(_content, old.images.values()))  # the claim is part of the content
-    return frozenset(name for name in claiming if _content(new.images[name]) not in known)
-
-
 def _content(image: BootImage) -> Digest:
-    """All that the image boots and claims, whatever it is called."""
     return digest({name: value for name, value in written(image)["spec"].items() if name != "version"})
 
 
@@ -383,15 +356,22 @@ class DiskClaims:
         self,
         documents: Mapping[Id, DocumentChange],
         offered: Callable[[], frozenset[Digest]] | None,
-        old_repository: FleetRepository | None,
+        old: FleetRepository | None,
         new: FleetRepository,
     ) -> None:
         """``offered`` returns `claims_of` all decisions of the earlier commit. None: there is no earlier commit."""
-        self.images = new_claims(documents, old_repository, new)
         self._offered, self._new = offered and cache(offered), new
-        fleet = old_repository.fleet.spec if old_repository is not None else None
-        sites = fleet.sites if fleet is not None else ()
-        self._hosts = {fleet.base_url if fleet is not None else None, *(site.base_url for site in sites)}
+        self._hosts: set[str | None] = set()
+        self.images = frozenset[str]()  # whose claim no earlier image makes for the same content, by name
+        if old is None:
+            return
+        fleet = old.fleet.spec
+        self._hosts = {fleet.base_url, *(site.base_url for site in fleet.sites)}
+        changed = (key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != Fate.REMOVED)
+        claiming = [name for name in changed if not new.images[name].spec.writes_disk]
+        if claiming and old.servers:  # else no machine has a disk to lose, as in a first commit
+            known = set(map(_content, old.images.values()))  # the claim is part of the content
+            self.images = frozenset(name for name in claiming if _content(new.images[name]) not in known)
 
     def newly_made(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return each boot of ``new`` that counts as an installation because of its claim; ``old`` None: it is new."""
@@ -412,24 +392,18 @@ class DiskClaims:
     def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
         if new.base_url not in self._hosts:
             return False
-        if self._adds_nothing(boot):
-            return True
+        if not boot.entries and boot.user_data is None:  # the image alone, but for where it prints
+            own = self._new.images[boot.image].spec.kernel_arguments
+            decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
+            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):  # direct: without arguments
+                return True
         started = _started(new, boot)
         if old is not None and any(_started(old, was) == started for _, was in _claimed(old)):
             return True  # user data is the configuration of a system without a disk: it changes like any other
         return self._offered is not None and _whole(new, boot) in self._offered()
 
-    def _adds_nothing(self, boot: Boot) -> bool:
-        """Whether a boot is its image alone, but for where it prints."""
-        if boot.entries or boot.user_data is not None:
-            return False
-        own = self._new.images[boot.image].spec.kernel_arguments
-        decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
-        return boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive)  # direct: without arguments
-
 
 def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
-    """Return the kernel arguments that do more than choose where the kernel prints."""
     return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
 
 

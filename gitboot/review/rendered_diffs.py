@@ -59,7 +59,7 @@ class RenderedChanges:
         for boot in sorted(before.keys() | after.keys()):
             for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys()):
                 sides = ((was, before.get(boot, {}).get(file)), (now, after.get(boot, {}).get(file)))
-                texts.append([boot, file, *(own.replaced(text) if text is not None else None for own, text in sides)])
+                texts.append([boot, file, *(_replaced(text, own) if text is not None else None for own, text in sides)])
         both = digest(texts)
         if (known := self._keys.get(both)) is None:
             differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
@@ -75,7 +75,7 @@ class RenderedChanges:
         """Return the lines that come and go in a server's ``diffs``, with its own values replaced."""
         was, now = own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
-        return [(was if line.startswith("-") else now).replaced(line) for line in lines]
+        return [_replaced(line, was if line.startswith("-") else now) for line in lines]
 
     def own(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
         """Return the names of a server's own values that stand in the lines that come and go in ``diffs``."""
@@ -127,7 +127,6 @@ def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, .
 def _common_diffs(
     boot: str, texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
 ) -> tuple[RenderedDiff, ...]:
-    """Return how the texts of two commits differ that are no single server's."""
     shown, whole = (
         [{boot: texts(_with_unknown(each, prepared))} if each else {} for each in (old, new)]
         for prepared in (fit_to_show, laid_out)
@@ -150,7 +149,6 @@ def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterat
 
 
 def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]:
-    """Return the lines of a unified diff, and how many hidden lines differ."""
     was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
     lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
@@ -164,7 +162,6 @@ def _diff(old: str | None, new: str | None, file: str, hidden: int) -> list[str]
 
 
 def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
-    """What a server fetches, for each boot from the network that it may make."""
     found: Boots = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
@@ -187,7 +184,6 @@ def _plan(
     policy: str | None = None,
     maintenance: str | None = None,
 ) -> BootPlan:
-    """A plan that boots ``boot``, whatever the hour."""
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -232,7 +228,6 @@ def _entry(files: dict[str, File], name: str) -> str:
 
 
 def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
-    """Return the decisions with what unknown machines boot as ``prepared`` returns it."""
     boots = decisions.unknown
     prepared_boots = (
         {architecture: prepared(boot) for architecture, boot in boots.items()} if boots is not None else None
@@ -246,33 +241,27 @@ _NAME: Final = "name"  # the one value that can be part of another word
 _DIGEST: Final = "digest"  # of the user data, which is shown itself
 
 
-class OwnValues:
-    """Replaces one server's values; ``named`` has the name of each value."""
+def _replaced(text: str, own: Mapping[str, str]) -> str:
+    """Return the text with each value of ``own`` as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩.
 
-    def __init__(self, named: Mapping[str, str]) -> None:
-        self._named = named
-
-    def replaced(self, text: str) -> str:
-        """Return the text with each value as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩.
-
-        Of values that overlap, the first in the text is replaced, and of those the longest.
-        """
-        found = []
-        # A search for each value: to compile a pattern for each server takes twice as long as all else here.
-        for value, name in (*self._named.items(), (_OPEN, _OPEN)):
-            start = text.find(value)
-            while start >= 0:
-                end = start + len(value)
-                is_part = _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
-                if value == _OPEN or not is_part:
-                    found.append((start, -len(value), name))
-                start = text.find(value, start + 1)
-        parts, end = [], 0
-        for start, negative_length, name in sorted(found):
-            if start >= end:
-                parts += [text[end:start], _OPEN, name, _CLOSE]
-                end = start - negative_length
-        return "".join((*parts, text[end:]))
+    Of values that overlap, the first in the text is replaced, and of those the longest.
+    """
+    found = []
+    # A search for each value: to compile a pattern for each server takes twice as long as all else here.
+    for value, name in (*own.items(), (_OPEN, _OPEN)):
+        start = text.find(value)
+        while start >= 0:
+            end = start + len(value)
+            is_part = _continues(text[start - 1 : start], name) or _continues(text[end : end + 1], name)
+            if value == _OPEN or not is_part:
+                found.append((start, -len(value), name))
+            start = text.find(value, start + 1)
+    parts, end = [], 0
+    for start, negative_length, name in sorted(found):
+        if start >= end:
+            parts += [text[end:start], _OPEN, name, _CLOSE]
+            end = start - negative_length
+    return "".join((*parts, text[end:]))
 
 
 def _continues(beside: str, name: str) -> bool:
@@ -288,8 +277,8 @@ def names_in(text: str) -> list[str]:
 
 def own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
-) -> tuple[OwnValues, OwnValues]:
-    """Return what replaces a server's values in the texts of the old and of the new commit."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the names of a server's own values, by value, for the texts of the old and of the new commit."""
     sides = [
         dict(_given(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
@@ -298,7 +287,7 @@ def own_values(
     if old is not None and new is not None:
         kept = before.items() & after.items()
         before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
-    return OwnValues({**before, **dict(_derived(old))}), OwnValues({**after, **dict(_derived(new))})
+    return {**before, **dict(_derived(old))}, {**after, **dict(_derived(new))}
 
 
 def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
-from gitboot.problems import Severity
+from gitboot.problems import Problem, Severity
 from gitboot.review.change_groups import Causes, ChangeCause, Group, change_causes, groups
 from gitboot.review.commit_path import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.decision_changes import Changes, Side, compare
@@ -37,6 +37,7 @@ class Danger(NamedTuple):
     risk: Risk
     names: tuple[str, ...]
     reasons: tuple[str, ...]
+    number: str  # of servers, before the names; "": these are no servers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,20 @@ class Review:
             return ReviewOutcome.HELD
         is_same = self.changes.nothing and not self.changes.moved_bmcs
         return ReviewOutcome.UNCHANGED if is_same else ReviewOutcome.FINE
+
+    @property
+    def areas(self) -> list[tuple[str, ...]]:
+        """The table of the groups of servers, its header first; empty if nothing changes, or HEAD is invalid."""
+        if self.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not self.changes or not self.verdict:
+            return []
+        return list(phrases.area_table(self.changes.areas, self.verdict.limits))
+
+    def problems(self) -> Iterator[tuple[str, tuple[Problem, ...]]]:
+        """The problems that there are, under their headings."""
+        if self.head.problems:
+            yield "Problems", self.head.problems
+        if self.base.problems and self.base.decisions is None:
+            yield "Problems of the base", self.base.problems
 
     @property
     def headline(self) -> str:
@@ -148,6 +163,7 @@ class Review:
         """What is dangerous, the worst first."""
         if self.changes is None:
             return
+        servers = {change.name for change in self.changes.servers}
         for risk in (risk for risk in Risk if risk in DANGEROUS):
             found = [group for group in self.groups if risk in group.risks]
             names = tuple(sorted(name for group in found for name in group.names))
@@ -174,7 +190,7 @@ class Review:
                 changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
                 reasons = tuple(dict.fromkeys(map(phrases.change, changed)))
             if names:
-                yield Danger(risk, names, reasons)
+                yield Danger(risk, names, reasons, f"{count(len(names), 'server')}: " if names[0] in servers else "")
 
     def acknowledging(self) -> Iterator[tuple[Guard, str]]:
         """For each guard that holds: the line for a commit's message."""
@@ -215,9 +231,8 @@ def review(
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
     changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
-    given = acknowledgements(messages, changes.digest, need, met)
-    verdict = judge(changes.extent, tightened(limits, base, head), given.given)
-    steps, unheeded = tuple[HeldStep, ...](), given.unheeded
+    given, unheeded = acknowledgements(messages, changes.digest, need, met)
+    verdict, steps = judge(changes.extent, tightened(limits, base, head), given), tuple[HeldStep, ...]()
     if len(line) > 1:
         verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need, met)
     new = head.decisions, head.repository

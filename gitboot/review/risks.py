@@ -12,7 +12,7 @@ from gitboot.jsonio import facts
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, PolicyDecision
-from gitboot.review.reinstalls import Reinstall, Why, asks_at_once, resets, wants_install
+from gitboot.review.reinstalls import Reinstall, Why, resets, wants_install
 
 
 class Risk(StrEnum):
@@ -193,7 +193,7 @@ def _of_policy(
     if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.LESS}:
         return
     changes_how = old is not None and (old.network_boot, old.boot is None) != (new.network_boot, new.boot is None)
-    installs = Risk.INSTALL in risks or asks_at_once(asked)
+    installs = Risk.INSTALL in risks or any(each.maintenance is None for each in asked)
     if changes_how or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
         yield Effect(When.NEXT_BOOT)
     elif new.network_boot is NetworkBoot.NEVER:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision
@@ -166,7 +166,6 @@ def _images(
 
 
 def _stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
-    """Return where the servers of a stream are, and which of them boot the current image until a rollout is raised."""
     spec = repository.streams[name].spec
     rollout = spec.rollout
     own = [each for each in followers if each.stream == name]
@@ -268,28 +267,20 @@ def applied_in(stream: str, repository: FleetRepository, decisions: Decisions) -
     return AppliedRollout(rollout=found.spec.rollout if found is not None else None, machines=tuple(machines))
 
 
-class _Standing(StrEnum):
-    PROVEN = "proven"
-    BEGUN = "begun"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    UNPROVEN = "unproven"
-
-
-_Known = Mapping[_Standing, tuple[str, ...]]
+_Standing = Literal["proven", "begun", "failed", "unknown", "unproven"]
 
 
 def _standing(image: str, decision: Decision, record: Record | None) -> _Standing:
     step = step_of(decision, record)
     if step is InstallStep.UNKNOWN or record is None:
-        return _Standing.UNKNOWN
+        return "unknown"
     if step is InstallStep.FAILED:
-        return _Standing.FAILED
+        return "failed"
     if step is not InstallStep.PROVISIONED or record.image != image:
-        return _Standing.UNPROVEN
+        return "unproven"
     if record.evidence in _COMPLETION:
-        return _Standing.PROVEN
-    return _Standing.BEGUN if record.evidence in _BEGINNING else _Standing.UNPROVEN
+        return "proven"
+    return "begun" if record.evidence in _BEGINNING else "unproven"
 
 
 def advance(
@@ -308,11 +299,9 @@ def advance(
     ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
     ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
     """
-    found: dict[_Standing, list[str]] = {each: [] for each in _Standing}
+    known: defaultdict[_Standing, tuple[str, ...]] = defaultdict(tuple)  # servers, by name
     for decision in applied.machines:
-        standing = _standing(here.image, decision, proof.records.get(decision.uuid))
-        found[standing].append(decision.server)
-    known = {standing: tuple(sorted(servers)) for standing, servers in found.items()}
+        known[_standing(here.image, decision, proof.records.get(decision.uuid))] += (decision.server,)
     following = min((step for step in steps if step > here.percent), default=None)
     outcome, why = _judged(
         here, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
@@ -327,18 +316,18 @@ def advance(
         percent=here.percent,
         next=following if outcome is StepOutcome.NEXT else None,
         reached=len(applied.machines),
-        proven=len(known[_Standing.PROVEN]),
-        begun=known[_Standing.BEGUN],
-        failed=known[_Standing.FAILED],
-        unknown=known[_Standing.UNKNOWN],
-        unproven=known[_Standing.UNPROVEN],
+        proven=len(known["proven"]),
+        begun=known["begun"],
+        failed=known["failed"],
+        unknown=known["unknown"],
+        unproven=known["unproven"],
     )
 
 
 def _judged(
     here: Rollout,
     there: Rollout | None,
-    known: _Known,
+    known: Mapping[_Standing, tuple[str, ...]],
     proof: Proof,
     following: int | None,
     *,
@@ -346,7 +335,6 @@ def _judged(
     at: datetime,
     accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
-    """Whether the present step is proven, which another one may be ``following``, and why not."""
     if here != there:
         told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
         return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"
@@ -355,12 +343,12 @@ def _judged(
         return StepOutcome.WAITS, f"the instance said last how it fares {said}: that is not now"
     if proof.doubt is not None:
         return StepOutcome.WAITS, proof.doubt
-    if failed := known[_Standing.FAILED]:
+    if failed := known["failed"]:
         return StepOutcome.STOPPED, f"installing has failed on {some(failed)}"
-    if unknown := known[_Standing.UNKNOWN]:
+    if unknown := known["unknown"]:
         return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
-    begun, number = known[_Standing.BEGUN], sum(map(len, known.values()))
-    counted = len(known[_Standing.PROVEN]) + (len(begun) if accept_fetched else 0)
+    begun, number = known["begun"], sum(map(len, known.values()))
+    counted = len(known["proven"]) + (len(begun) if accept_fetched else 0)
     has = "has" if number == 1 else "have"
     share = f"{counted} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
     if begun and accept_fetched:
@@ -368,7 +356,7 @@ def _judged(
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
     if counted * 100 < after * number:
-        unproven = f"; not yet {some(known[_Standing.UNPROVEN])}" if known[_Standing.UNPROVEN] else ""
+        unproven = f"; not yet {some(known['unproven'])}" if known["unproven"] else ""
         if begun and not accept_fetched:
             unproven += f"; {some(begun)} fetched the boot, and no completion was reported"
         return StepOutcome.WAITS, f"{share}, fewer than {after} %{unproven}"

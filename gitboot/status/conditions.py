@@ -39,7 +39,6 @@ def folded(events: Iterable[Event]) -> tuple[Event, ...]:
 
 
 def _of_all(events: list[Event]) -> Event:
-    """Return one event for the servers of several."""
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
     facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
@@ -99,7 +98,6 @@ class ConditionType:
     announced: Announcement = Announcement.CHANGE
 
     def remedy(self, reason: str) -> str | None:
-        """Return the line that leads out of a reason."""
         return self.remedies.get(reason, self.remedies.get(ANY))
 
     def announcement(self, before: Condition | None, now: Condition) -> str | None:
@@ -461,5 +459,4 @@ def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
 
 
 def with_state(line: str, state: str) -> str:
-    """Return a line with the state directory in it."""
     return filled(line, {STATE: state})

@@ -157,7 +157,6 @@ class Status:
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, type: str) -> bool:
-        """Return whether a condition is true. An unknown condition is not."""
         return any(condition.status for condition in self.conditions if condition.type == type)
 
     def facts(self) -> dict[str, Any]:

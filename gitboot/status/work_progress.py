@@ -43,8 +43,6 @@ _OF: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Underway:
-    """Work that is under way."""
-
     work: Work
     done: int
     total: int
@@ -119,7 +117,6 @@ class Laps:
         self._under_way = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
-        """Note that the current stage of a reconcile makes progress."""
         under_way = self._under_way
         if under_way is not None:
             self.enter(under_way[0])
@@ -161,7 +158,6 @@ class Lap:
             self._laps.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
 
     def end(self, stage: Stage) -> None:
-        """Count the whole duration since the start."""
         if self._of_reconcile:
             self._laps.enter(None)
         self._laps.add(stage, self._clock_s() - self._began)
@@ -173,8 +169,6 @@ EVERY_S: Final = 10.0
 
 @dataclass(kw_only=True, slots=True)
 class _Stretch:
-    """Work of one kind, since it began."""
-
     began_s: float
     next_s: float  # when to report it
     is_told: bool = False

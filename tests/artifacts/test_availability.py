@@ -1,10 +1,47 @@
-"""Which artifacts a fleet names, and which of an image's files a boot fetches."""
+"""Artifacts that a fleet names, and boots by artifacts that are not there; with real servers and real BMCs."""
 
 from __future__ import annotations
 
-from gitboot.artifacts.availability import named_artifacts
-from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, decided, decision, fleet, image, policy, profile, server
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from gitboot.artifacts.availability import Lookout, Presence, Sighting, named_artifacts
+from gitboot.bmc.override_state import State
+from gitboot.controller.instance.assembly import looking, seen_before
+from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
+from gitboot.disk_cache import DiskCache
+from gitboot.jsonio import Digest
+from gitboot.ledger import instance_tables
+from gitboot.ledger.store import Store
+from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.controller.bmcs.test_schedule import MakeSite, make_site
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.cases import for_each, present
+from tests.helpers.fleets import (
+    SEED,
+    SHA,
+    at,
+    configured,
+    decided,
+    decision,
+    document,
+    fleet,
+    image,
+    maintenance,
+    policy,
+    profile,
+    server,
+)
+from tests.helpers.git_repositories import free_port
+from tests.helpers.instance_in_process import Bench, Unsynced
+from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
+from tests.helpers.running_instance import eventually
 
 ALL = "kernel, initrd, rootfs, uki, iso, loader"
 BASE = "http://boot.test/assets/x-1/"
@@ -45,14 +82,12 @@ def test_a_boot_fetches_what_it_starts_and_what_it_is_told_of(
         profile("web", "x-1", spec, method=method),
         policy("web"),
     )
-    found = decision("web01", *documents, files={"t": f"liveimg --url={BASE}rootfs\n"})
-    (boot,) = found.boots
+    (boot,) = decision("web01", *documents, files={"t": f"liveimg --url={BASE}rootfs\n"}).boots
     assert {each.url for each in boot.fetched} == {f"{BASE}{name}" for name in fetched}
 
 
 def test_an_artifact_is_named_once_for_all_who_need_it() -> None:
-    found = decided(*SEED, server("web02", "role: web"))
-    named = named_artifacts(found, {"web02": "fra"})
+    named = named_artifacts(decided(*SEED, server("web02", "role: web")), {"web02": "fra"})
     assert [(each.images, each.sites, each.servers) for each in named] == [(("flatcar-1",), ("", "fra"), 2)] * 2
 
 
@@ -64,3 +99,557 @@ def test_unknown_machines_need_artifacts_too() -> None:
     )
     found = named_artifacts(decided(*documents), {})
     assert [(each.file.url, each.servers) for each in found] == [(f"{BASE}initrd", 0), (f"{BASE}kernel", 0)]
+
+
+__all__ = ["make_site"]  # a fixture
+
+ASSETS = "http://boot.test/assets"
+ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
+WRONG = Sighting(presence=Presence.WRONG, message="it has 3 bytes, and the image says 4")
+SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
+THERE = Sighting(presence=Presence.FOUND)
+
+
+@dataclass
+class Told:
+    sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)
+    wanted: Collection[BootFile] = ()
+    late: Mapping[BootFile, Sighting] | None = None  # what is seen only by who waits for it
+
+    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
+        self.wanted = files
+
+    def seen(self) -> Mapping[BootFile, Sighting]:
+        return self.sightings
+
+    def wait(self) -> None:
+        if self.late is not None:
+            self.sightings, self.late = self.late, None
+
+    def see(self, what: Sighting, *names: str) -> None:
+        files = {BootFile(url=f"{ASSETS}/{name}", sha256=SHA, size=None): what for name in names}  # type: ignore[arg-type]
+        self.sightings = {**self.sightings, **files}
+
+
+KERNEL = "flatcar-1/kernel"
+ONCE = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, told: Told) -> Iterator[Bench]:
+    with Bench(tmp_path, artifacts=told) as bench:
+        yield bench
+
+
+def shown(planned: BootPlan | None) -> tuple[Phase, Cause, str | None]:
+    assert planned is not None
+    return planned.phase, planned.cause, planned.boot.image if planned.boot is not None else None
+
+
+DISK = (Phase.DISK, Cause.ABSENT, None)
+OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
+
+
+@pytest.mark.parametrize(
+    ("case", "seen", "name", "expected"),
+    [
+        ("nothing is known of it", None, KERNEL, OFFERED),
+        ("nobody answers", SILENT, KERNEL, OFFERED),
+        ("it is there", THERE, KERNEL, OFFERED),
+        ("there is none", ABSENT, KERNEL, DISK),
+        ("it is another", WRONG, KERNEL, DISK),
+        ("an initrd of it", ABSENT, "flatcar-1/initrd", DISK),
+        ("another image's file", ABSENT, "memtest-7/kernel", OFFERED),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
+)
+def test_only_what_is_known_to_be_absent_holds_a_boot_back(
+    bench: Bench, told: Told, case: str, seen: Sighting | None, name: str, expected: tuple[Phase, Cause, str | None]
+) -> None:
+    if seen is not None:
+        told.see(seen, name)
+    assert shown(bench.decide(*ONCE).reconcile()) == expected
+    state = bench.rendered["web01"]
+    turn = next(turns for path, turns in state.published.paths.items() if path.endswith("boot.ipxe"))[0]
+    assert (turn.writes is not None) == (expected == OFFERED)
+
+
+def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench: Bench, told: Told) -> None:
+    bench.decide(*ONCE)
+    told.see(ABSENT, KERNEL)
+    for _ in range(2):
+        assert shown(bench.reconcile()) == DISK
+    status, reason, message = bench.condition("ArtifactsPresent") or (None, "", "")
+    assert (status, reason) == (False, "Missing")
+    assert f"BootImage/flatcar-1 for 1 server ({ASSETS}/{KERNEL}: boot.test answers 404)" in message
+    told.see(THERE, KERNEL)
+    for _ in range(2):
+        assert shown(bench.reconcile()) == OFFERED
+    assert bench.told("ArtifactMissing", "ArtifactFound", "BootsWithheld") == [
+        "ArtifactMissing",
+        "BootsWithheld",
+        "ArtifactFound",
+    ]
+    assert bench.condition("ArtifactsPresent") == (True, "Present", "none is missing")
+    record = bench.record
+    assert record is not None and not record.attempts
+
+
+def test_what_is_wanted_is_looked_at_and_nothing_else(bench: Bench, told: Told) -> None:
+    bench.decide(*ONCE).reconcile()
+    assert {each.url for each in told.wanted} == {f"{ASSETS}/flatcar-1/{name}" for name in ("kernel", "initrd")}
+    bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00")).reconcile()
+    names = ("flatcar-1/kernel", "flatcar-1/initrd", "memtest-7/kernel", "memtest-7/initrd")
+    assert {each.url for each in told.wanted} == {f"{ASSETS}/{name}" for name in names}
+    bench.decide(*SEED[:1], policy("web", "None"), *SEED[2:6]).reconcile()
+    assert told.wanted == frozenset()
+
+
+def test_others_go_on_and_a_file_of_many_is_counted(bench: Bench, told: Told) -> None:
+    blue = [server(f"blue{number}", "role: blue", "provision: 1") for number in range(3)]
+    more = (
+        image("flatcar-2"),
+        profile("blue", "flatcar-2"),
+        policy("blue", "{matchLabels: {role: blue}}", boots="blue"),
+    )
+    bench.decide(SEED[0], *ONCE[1:-1], policy("web", "{matchLabels: {role: web}}", often="Once"), *blue, *more)
+    told.see(ABSENT, "flatcar-2/kernel")
+    bench.reconcile()
+    found = {name: shown(state.plan)[1] for name, state in bench.servers.items()}
+    assert found == {"web01": Cause.PENDING, **{f"blue{number}": Cause.ABSENT for number in range(3)}}
+    assert "BootImage/flatcar-2 for 3 servers" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+
+
+def test_what_writes_no_disk_boots_in_place_of_a_maintenance_that_is_absent(bench: Bench, told: Told) -> None:
+    diskless = (
+        *(fleet(), server("web01", "role: web"), image("live-1", "writesDisk: false"), image("memtest-7")),
+        *(profile("web", "live-1"), profile("repair", "memtest-7"), policy("web")),
+        maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1"),
+    )
+    assert shown(bench.decide(*diskless).reconcile()) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    told.see(ABSENT, "memtest-7/kernel")
+    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ABSENT, "live-1")
+    told.see(ABSENT, "live-1/initrd")
+    assert shown(bench.reconcile()) == DISK
+    bench.now = at("20T14:00")
+    assert shown(bench.reconcile()) == DISK  # the policy's own boot is absent as well
+    told.see(THERE, "live-1/initrd")
+    assert shown(bench.reconcile()) == (Phase.NETWORK, Cause.ALWAYS, "live-1")
+
+
+DISKLESS = (
+    *(fleet(), server("web01", "role: web"), image("live-1", "writesDisk: false"), image("install-1")),
+    *(image("memtest-7", "writesDisk: false"), profile("web", "live-1"), profile("install", "install-1")),
+    *(profile("repair", "memtest-7"), policy("web")),
+)
+
+
+def test_what_is_absent_is_not_given_in_place_of_what_is_not_given(bench: Bench, told: Told) -> None:
+    bench.decide(*DISKLESS, maintenance("install", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="install"))
+
+    def instead() -> str:
+        bench.reconcile()
+        found = bench.rendered["web01"].published
+        writes = found.paths[next(path for path in found.paths if path.endswith("boot.ipxe"))][0].writes
+        assert writes is not None and writes.fallback is not None
+        return found.contents[writes.fallback]
+
+    assert "live-1" in instead()
+    told.see(ABSENT, "live-1/kernel")
+    assert "live-1" not in instead()
+
+
+def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Bench, told: Told) -> None:
+    bench.decide(*DISKLESS, maintenance("repair"))
+
+    def unheard() -> tuple[Phase, Cause, str | None]:
+        bench.reconcile()
+        return shown(bench.servers["web01"].later[-1][1])
+
+    assert unheard() == (Phase.NETWORK, Cause.UNHEARD, "live-1")
+    told.see(ABSENT, "live-1/kernel")
+    assert unheard() == (Phase.DISK, Cause.UNHEARD, None)
+
+
+def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(bench: Bench, told: Told) -> None:
+    bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
+    told.see(ABSENT, "memtest-7/kernel")
+    bench.reconcile()
+    later = [shown(planned) for _, planned in bench.servers["web01"].later]
+    assert all(cause is not Cause.MAINTENANCE for _, cause, _ in later), later
+    told.see(THERE, "memtest-7/kernel")
+    bench.reconcile()
+    assert shown(bench.servers["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+
+
+def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told: Told) -> None:
+    # A second NIC, or GRUB after iPXE, is the same boot: it is under way.
+    bench.decide(*ONCE)
+    bench.fetch(bench.reconcile())
+    told.see(ABSENT, KERNEL)
+    assert shown(bench.wait(seconds=10).reconcile()) == OFFERED
+    planned = bench.wait(seconds=60).reconcile()
+    assert planned is not None and planned.boot is None
+    assert planned.cause is not Cause.ABSENT  # what was begun is told as what it is
+
+
+def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
+    bench.decide(*ONCE[:2], image("flatcar-1", "boots: 2"), *ONCE[3:])
+    bench.fetch(bench.reconcile())
+    assert shown(bench.wait(minutes=5).reconcile()) == OFFERED
+    told.see(ABSENT, KERNEL)
+    assert shown(bench.reconcile()) == DISK
+    told.see(THERE, KERNEL)
+    planned = bench.reconcile()
+    assert shown(planned) == OFFERED
+    assert planned is not None and planned.key == "provision/1/boot/2"
+
+
+def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: Told) -> None:
+    bench.decide(fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
+    told.see(ABSENT, "memtest-7/kernel")
+
+    def unknown() -> str:
+        return present(bench.target.shared)["boot/unknown.ipxe"].content.decode()
+
+    bench.reconcile()
+    assert "memtest-7" not in unknown()
+    assert "BootImage/memtest-7 for unknown machines" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert shown(bench.servers["web01"].plan) == OFFERED
+    told.see(THERE, "memtest-7/kernel")
+    bench.reconcile()
+    assert "memtest-7" in unknown()
+
+
+MIRRORING = (
+    fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, mirror]"),
+    ONCE[1],
+    image("flatcar-1").replace("assets:", "https://vendor.test/"),
+    *ONCE[3:],
+)
+
+
+def test_what_is_mirrored_is_offered_once_it_was_seen(bench: Bench, told: Told) -> None:
+    assert shown(bench.decide(*MIRRORING).reconcile()) == DISK
+    assert "it was not looked at yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
+    told.sightings = dict.fromkeys(told.wanted, SILENT)
+    assert shown(bench.reconcile()) == DISK
+    told.sightings = dict.fromkeys(told.wanted, THERE)
+    assert shown(bench.reconcile()) == OFFERED
+
+
+def test_reconciling_once_looks_before_anything_is_offered(bench: Bench, told: Told) -> None:
+    file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
+    told.late = {file: ABSENT}
+    assert shown(bench.decide(*ONCE).reconcile()) == DISK
+    assert bench.told("ArtifactMissing") == ["ArtifactMissing"]
+
+
+def test_without_anybody_who_looks_nothing_is_said(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        assert shown(bench.decide(*ONCE).reconcile()) == OFFERED
+        assert bench.condition("ArtifactsPresent") is None
+
+
+def test_an_override_is_withdrawn_and_set_again_with_the_file(make_site: MakeSite, tmp_path: Path) -> None:
+    site = make_site()
+    told = Told()
+    site.restart(artifacts=told)
+    site.decide()
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+    told.see(ABSENT, KERNEL)
+    site.wait(5)
+    site.bench.reconcile()
+    site.bench.reconcile()
+    assert site.shown.startswith("Disabled")
+    assert site.states == {"provision/1": State.WITHDRAWN}
+    told.see(THERE, KERNEL)
+    site.wait(5)
+    site.bench.reconcile()
+    assert site.shown == "Once Pxe"
+
+
+def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
+    # The machine has reset by it, and is on its way to its entry.
+    site = make_site()
+    told = Told()
+    site.restart(artifacts=told)
+    site.see_marks_move()
+    site.decide()
+    site.bench.reconcile()
+    site.bench.reconcile()
+    site.boot()
+    site.wait(31)
+    planned = site.bench.reconcile()
+    planned = site.bench.reconcile()
+    assert site.states["provision/1"] is State.CONSUMED
+    told.see(ABSENT, KERNEL)
+    planned = site.bench.reconcile()
+    assert shown(planned) == OFFERED
+    assert planned is not None and planned.override is None
+
+
+def test_the_ledger_has_what_was_seen_last_and_a_shared_one_by_which_host(bench: Bench, told: Told) -> None:
+    bench.decide(*ONCE)
+    told.see(ABSENT, KERNEL)
+    told.see(THERE, "flatcar-1/initrd")
+    told.see(SILENT, "memtest-7/kernel")
+    bench.reconcile()
+    kernel, initrd, _ = told.sightings
+    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
+    told.see(THERE, KERNEL)
+    bench.reconcile()
+    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
+    with bench.ledger.writing() as tx:
+        instance_tables.store_sightings(tx, told.sightings, "one:/state")
+    assert instance_tables.sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.sightings(bench.ledger, "two:/state") == {}
+    with bench.ledger.writing() as tx:
+        instance_tables.store_sightings(tx, {}, "one:/state")
+    assert instance_tables.sightings(bench.ledger, "one:/state") == {}
+
+
+# Looking, in threads
+
+
+KERNEL_BYTES, OTHER = b"kernel " * 100, b"other"
+
+
+@pytest.fixture
+def web() -> Iterator[ArtifactServer]:
+    with artifact_server() as server:
+        yield server
+
+
+def settings(folder: Path, check: str = "head", assets: Path | None = None) -> Settings:
+    made = ArtifactSettings(check=CheckAssets(check), every_s=0.05)
+    return Settings(output=folder, state=folder, git=GitSettings(repository=""), artifacts=made, assets=assets)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Store]:
+    with Unsynced.open(tmp_path / "ledger.sqlite") as store:
+        yield store
+
+
+def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tmp_path: Path, ledger: Store) -> None:
+    seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
+    file = tmp_path / "artifacts.json"
+    assert seen_before(settings(tmp_path), ledger) == {}
+    file.write_text("no JSON")
+    assert seen_before(settings(tmp_path), ledger) == {}
+    item = {"url": "http://boot.test/kernel", "sha256": SHA, "size": 7, "presence": "Found", "message": "", "head": {}}
+    file.write_text(json.dumps({"version": 1, "items": [item]}))
+    assert seen_before(settings(tmp_path), ledger) == seen
+    assert file.exists()
+    with ledger.writing() as tx:
+        instance_tables.store_sightings(tx, seen, "")
+    assert seen_before(settings(tmp_path), ledger) == seen
+    assert not file.exists()
+
+
+@pytest.fixture
+def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
+    with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
+
+        def looks(check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None) -> Lookout:
+            return present(stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake)))
+
+        yield looks
+
+
+def look(lookout: Lookout, files: Collection[BootFile], bases: tuple[str, ...]) -> Mapping[BootFile, Sighting]:
+    """Let a lookout look at each of these files once; return what it has seen."""
+    lookout.want(files, bases)
+    lookout.wait()
+    return lookout.seen()
+
+
+def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+    woken: list[bool] = []
+    lookout = looks(wake=lambda: woken.append(True))
+    there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
+    look(lookout, {there, missing}, (web.url,))
+    assert lookout.seen()[there].presence is Presence.FOUND
+    assert lookout.seen()[missing].is_absent
+    assert woken
+    web.put("/missing", KERNEL_BYTES)
+    eventually(lambda: lookout.seen()[missing].is_there)
+    eventually(lambda: len(woken) >= 2)
+    assert len(woken) == 2  # who is woken is woken for a reason
+    del web.files["/there"]
+    eventually(lambda: lookout.seen()[there].is_absent)
+
+
+def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+    lookout = looks()
+    there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
+    look(lookout, {there, missing}, (web.url,))
+    web.statuses |= {"/there": 503, "/missing": 503}
+    eventually(lambda: lookout.seen()[there].presence is Presence.UNKNOWN)
+    before = web.asked["HEAD", "/missing"]
+    eventually(lambda: web.asked["HEAD", "/missing"] > before + 1)
+    assert lookout.seen()[missing].is_absent
+
+
+def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
+    web: ArtifactServer, looks: Callable[..., Lookout], ledger: Store
+) -> None:
+    missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
+    first = looks()
+    look(first, {missing, there}, (web.url,))
+    first.close()
+    with ledger.writing() as tx:
+        instance_tables.store_sightings(tx, first.seen(), "")
+    asked = sum(web.asked.values())
+    second = looks()
+    assert {file: each.presence for file, each in second.seen().items()} == {
+        missing: Presence.MISSING,
+        there: Presence.FOUND,
+    }
+    assert sum(web.asked.values()) == asked
+    web.put("/missing", KERNEL_BYTES)
+    look(second, {missing, there}, (web.url,))
+    assert second.seen()[missing].is_there
+
+
+def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
+    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+) -> None:
+    right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
+    for reads in (1, 1, 2):
+        lookout = looks("read")
+        look(lookout, {right, wrong}, (web.url,))
+        assert (lookout.seen()[right].presence, lookout.seen()[wrong].presence) == (Presence.VERIFIED, Presence.WRONG)
+        assert (web.asked["GET", "/right"], web.asked["GET", "/wrong"]) == (reads, reads)
+        lookout.close()
+        if web.asked["HEAD", "/right"] > 1:
+            (tmp_path / "cache.sqlite").unlink()
+
+
+def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
+    lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
+    same = look(lookout, {missing}, (web.url,))
+    assert lookout.seen() is same
+    lookout.want((), (web.url,))
+    assert lookout.seen() == {}
+
+
+def test_files_that_are_served_here_are_read_and_others_only_where_that_is_asked_for(
+    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+) -> None:
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    (assets / "kernel").write_bytes(KERNEL_BYTES[::-1])  # of the same size
+    own, other = web.file("/assets/kernel", KERNEL_BYTES), web.put("/other", KERNEL_BYTES[::-1])
+    other = replace(other, sha256=own.sha256)
+    lookout = looks(assets=assets)
+    look(lookout, {own, other}, (web.url,))
+    assert lookout.seen()[own].presence is Presence.WRONG
+    assert lookout.seen()[other].presence is Presence.FOUND
+    assert web.asked["HEAD", "/assets/kernel"] == 0
+    (assets / "new").write_bytes(KERNEL_BYTES)
+    (assets / "new").rename(assets / "kernel")
+    eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
+    lookout.close()
+    reading = looks("read")
+    look(reading, {other}, (web.url,))
+    assert reading.seen()[other].presence is Presence.WRONG
+
+
+def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
+    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+) -> None:
+    # A site is asked itself; where nobody answers there, it will have what stands here.
+    path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
+    bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
+    own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
+    lookout = looks()
+    found = look(lookout, {own, site, silent}, bases)
+    assert [found[each].presence for each in (own, site, silent)] == [
+        *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
+    ]
+    (tmp_path / "boot" / path).parent.mkdir(parents=True)
+    (tmp_path / "boot" / path).write_bytes(KERNEL_BYTES)
+    eventually(lambda: lookout.seen()[own].presence is Presence.VERIFIED)
+    eventually(lambda: lookout.seen()[silent].presence is Presence.FOUND)
+    assert lookout.seen()[site].presence is Presence.MISSING
+    web.put(f"/{path}", KERNEL_BYTES)
+    eventually(lambda: lookout.seen()[site].presence is Presence.FOUND)
+
+
+def test_nobody_looks_where_that_is_switched_off(tmp_path: Path, ledger: Store) -> None:
+    with looking(settings(tmp_path, "off"), ledger, DiskCache(None, pytest.fail), lambda: None) as lookout:
+        assert lookout is None
+
+
+# All of it, running
+
+
+def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, web: ArtifactServer) -> None:
+    # A kernel that is not at its server, and one that is not in --assets: neither offered nor set until they
+    # come.
+    assets = tmp_path / "assets"
+    (assets / "own-1").mkdir(parents=True)
+    remote, own = web.file("/assets/remote/kernel", KERNEL_BYTES), web.file("/assets/own-1/kernel", OTHER)
+    sites = f"sites: [{{name: far, select: {{servers: [web01, web03]}}, baseURL: '{web.url}'}}]"
+    web.put("/assets/good/kernel", KERNEL_BYTES)
+
+    def linux(name: str, url: str, file: BootFile) -> str:
+        kernel = f"{{url: '{url}', sha256: {file.sha256}, size: {file.size}}}"
+        return document("BootImage", name, f"version: '1', architectures: {{x86_64: {{kernel: {kernel}}}}}")
+
+    def pool(name: str, image: str, server: str) -> tuple[str, str]:
+        return profile(name, image), policy(name, f"{{servers: [{server}]}}", boots=name, often="Once")
+
+    documents = (
+        linux("remote", "assets:remote/kernel", remote),
+        linux("own-1", "assets:own-1/kernel", own),
+        linux("good", "assets:good/kernel", remote),
+        *pool("a", "remote", "web01"),
+        *pool("b", "own-1", "web02"),
+        *pool("c", "good", "web03"),
+    )
+    options = ("--assets", assets, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
+    with Rack(tmp_path, settings=f"baseURL: 'http://boot.test', {sites}", pool=documents) as rack:
+        web01, web02, web03 = (rack.add(name, provision=1) for name in ("web01", "web02", "web03"))
+        rack.push()
+        assert rack.once(*options, *rack.spooling, records="fresh").code == 8
+        assert (web01.times_set, web02.times_set, web03.times_set) == (0, 0, 1)
+        with rack.running(*options) as instance:
+            found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
+            assert "BootImage/remote for 1 server" in found["message"]
+            assert "BootImage/own-1 for 1 server" in found["message"]
+            wanted = rack.bmc_get()
+            assert (wanted["web01"]["wanted"], wanted["web03"]["wanted"] is None) == (None, False)
+            assert [boots(instance, each) for each in (web01, web02, web03)] == ["disk", "disk", "good"]
+            assert "remote/kernel" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
+            web.put("/assets/remote/kernel", KERNEL_BYTES)
+            eventually(lambda: web01.stands)
+            assert boots(instance, web01) == "remote"
+            assert (boots(instance, web02), web02.times_set) == ("disk", 0)
+            (assets / "own-1" / "kernel").write_bytes(OTHER)
+            eventually(lambda: web02.stands)
+            until_condition(instance, "ArtifactsPresent", status=True, reason="Present")
+            assert condition(instance, "ArtifactsPresent")["remedy"] is None
+            assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
+        assert [event["type"] for event in instance.events].count("ArtifactFound") == 2
+
+
+def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    with Rack(tmp_path) as rack:
+        web01, parked = rack.add("web01", provision=1), rack.add("web02")
+        rack.push()
+        assert rack.once("--assets", tmp_path / "assets", *rack.spooling, records="fresh").code == 8
+        assert (web01.times_set, parked.times_set) == (0, 0)
+        assert "flatcar-1" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
+        assert "BootImage/flatcar-1 for 2 servers" in " ".join(rack.said("status").split())

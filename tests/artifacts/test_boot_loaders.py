@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import subprocess
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.boot_loaders import (
+    HEAD,
     LOADERS,
     MANIFEST,
     Built,
@@ -20,16 +22,17 @@ from gitboot.artifacts.boot_loaders import (
     Placed,
     Placement,
     first_grub_configuration,
+    is_signed,
     place,
 )
 from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
+from tests.helpers.cases import for_each
 
 BASE = "http://192.0.2.1:8080/boot"
 
 
 def packages(folder: Path) -> Path:
-    """A system with every package that brings loaders as they are."""
     for loader in LOADERS:
         if isinstance(loader, Packaged):
             source = folder / loader.sources[0]
@@ -104,8 +107,7 @@ def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Pat
     system = packages(tmp_path / "system")
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
-    told = placed(tmp_path / "out", system)
-    changed = {path for path, each in told.items() if each.outcome is Placement.PLACED}
+    changed = {path for path, each in placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED}
     assert changed == {"loaders/undionly.kpxe"}
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
@@ -122,8 +124,7 @@ def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
     source = tmp_path / "system/usr/share/ipxe/arm64-efi/snponly.efi"
     source.parent.mkdir(parents=True)
     source.write_text("Fedora's")
-    told = placed(tmp_path / "out", tmp_path / "system")
-    assert told["loaders/snponly-aarch64.efi"].message == str(source)
+    assert placed(tmp_path / "out", tmp_path / "system")["loaders/snponly-aarch64.efi"].message == str(source)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -142,7 +143,6 @@ needs_grub = pytest.mark.skipif(
 
 
 def with_grub(folder: Path) -> Path:
-    """A system with Debian's GRUB modules alone."""
     (folder / "usr/lib/grub").mkdir(parents=True)
     (folder / "usr/lib/grub/x86_64-efi").symlink_to(MODULES)
     return folder
@@ -208,8 +208,7 @@ def test_the_command_takes_the_fleets_base_url_and_tells_of_each_loader(tmp_path
     example = Path(__file__).parents[2] / "example-repo"
     done = CliRunner().invoke(command, ["loaders", "--out", str(tmp_path / "out"), "--path", str(example)])
     assert done.exception is None or isinstance(done.exception, SystemExit)
-    lines = done.output.splitlines()
-    assert [line.split()[1] for line in lines] == [loader.path for loader in LOADERS]
+    assert [line.split()[1] for line in done.output.splitlines()] == [loader.path for loader in LOADERS]
     assert (tmp_path / "out/assets" / MANIFEST).exists()
 
 
@@ -247,3 +246,37 @@ def test_below_https_grub_alone_is_left_out_with_the_reason(tmp_path: Path) -> N
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith("GRUB fetches by http only, not from https://boot.test")
     assert told["loaders/undionly.kpxe"].message == "install the package ipxe"
+
+
+PE32, PE32_PLUS = 0x10B, 0x20B
+
+
+def program(*, signed: bool, magic: int = PE32_PLUS, directories: int = 16, start: int = 0x80) -> bytes:
+    optional = struct.pack("<H", magic).ljust(108 if magic == PE32_PLUS else 92, b"\0")
+    tables = [(0x1000 * (number + 1), 64) for number in range(directories)]
+    if not signed and directories > 4:
+        tables[4] = (0, 0)
+    listed = struct.pack("<I", directories) + b"".join(struct.pack("<II", *each) for each in tables)
+    stub = (b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", start)).ljust(start, b"\0")
+    return (stub + b"PE\0\0" + b"\0" * 20 + optional + listed).ljust(HEAD, b"\0")
+
+
+@pytest.mark.parametrize("magic", [PE32, PE32_PLUS])
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_certificate_table_says_whether_it_is_signed(magic: int, signed: bool) -> None:
+    assert is_signed(program(signed=signed, magic=magic)) is signed
+
+
+@for_each(
+    ("case", "head", "expected"),
+    [
+        ("no table of certificates at all", program(signed=True, directories=4), False),
+        ("a compressed kernel", b"\x1f\x8b" + b"\0" * 100, None),
+        ("an old program of DOS", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 64) + b"NE" * 40, None),
+        ("one whose headers are elsewhere", b"MZ".ljust(0x3C, b"\0") + struct.pack("<I", 1 << 30), None),
+        ("one that ends too early", program(signed=True)[:200], None),
+        ("nothing", b"", None),
+    ],
+)
+def test_what_is_no_program_says_nothing(case: str, head: bytes, expected: bool | None) -> None:
+    assert is_signed(head) is expected, case

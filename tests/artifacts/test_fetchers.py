@@ -1,4 +1,4 @@
-"""Artifacts as real servers have them: what is said of them, what they are, and what is not known."""
+"""Artifacts as real servers and registries have them: what is said of them, and what is not known."""
 
 from __future__ import annotations
 
@@ -9,12 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.availability import Presence, ReadResults, Sighting, look_at, look_at_all, unbootable_by_firmware
-from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
+from gitboot.artifacts.availability import (
+    Fetcher,
+    Presence,
+    ReadResults,
+    Sighting,
+    look_at,
+    look_at_all,
+    unbootable_by_firmware,
+)
+from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.http_client import HttpClient
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
+from tests.helpers.artifact_servers import (
+    ArtifactServer,
+    Registry,
+    Scripted,
+    artifact_server,
+    digest,
+    digest_of,
+    registry,
+    serving,
+)
 from tests.helpers.endpoints import Site
 from tests.helpers.git_repositories import free_port
 from tests.helpers.mirrors import nginx
@@ -31,7 +50,6 @@ def server() -> Iterator[ArtifactServer]:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """nginx with the configuration that gitboot publishes, over a tree with artifacts."""
     root = tmp_path_factory.mktemp("tree")
     Site(root).publish(FLEET)
     folder = root / "boot" / "assets"
@@ -99,8 +117,7 @@ def test_nobody_who_listens_and_no_name_is_unknown() -> None:
 
 
 def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> None:
-    file = replace(server.put("/a", KERNEL), size=7)
-    seen = look_at(WebFetcher(), file, read=False)
+    seen = look_at(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
     assert (seen.presence, seen.message) == (Presence.WRONG, f"it has {len(KERNEL)} bytes, and the image says 7")
 
 
@@ -127,8 +144,7 @@ def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None
 def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: ArtifactServer) -> None:
     file, fetcher = server.put("/a", KERNEL), WebFetcher()
     first = look_at(fetcher, file, read=True)
-    again = look_at(fetcher, file, first, read=True)
-    assert (again.presence, server.asked["GET", "/a"]) == (Presence.VERIFIED, 1)
+    assert (look_at(fetcher, file, first, read=True).presence, server.asked["GET", "/a"]) == (Presence.VERIFIED, 1)
     server.no_version = True  # nothing says any more that it is the same
     look_at(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2
@@ -156,8 +172,6 @@ def test_what_was_read_is_found_by_its_version_and_by_what_the_image_says(server
 
 
 class Held:
-    """A cache of one kind in memory."""
-
     def __init__(self) -> None:
         self.held: dict[bytes, bytes] = {}
 
@@ -274,3 +288,80 @@ def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None
     look_at_all(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
     assert again == seen
     assert server.asked["GET", "/1"] == 1
+
+
+BLOB = b"kernel" * 1_000_000
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    folder = tmp_path_factory.mktemp("registry")
+    with registry(folder, storage=folder / "storage") as found:
+        found.push_blob("os/linux", BLOB)
+        yield found
+
+
+def fetcher(allowed: str) -> Fetcher:
+    return RegistryFetcher(Registries([AllowedRegistry.parse(allowed)], HttpClient()))
+
+
+def url(host: str, content: bytes = BLOB) -> str:
+    return f"oci://{host}/os/linux@sha256:{digest(content)}"
+
+
+def test_a_blob_is_read_from_any_offset(found: Registry) -> None:
+    asked = fetcher(found.allowed)
+    head = asked.head(url(found.host))
+    assert (head.size, head.version) == (len(BLOB), f"sha256:{digest(BLOB)}")
+    for offset in (0, 1, len(BLOB) - 1):
+        with asked.read(url(found.host), offset) as content:
+            assert (content.head, content.offset, b"".join(content.chunks)) == (
+                head,
+                offset,
+                BLOB[offset:],
+            )
+
+
+def test_from_behind_its_end_a_blob_is_read_anew(found: Registry) -> None:
+    with fetcher(found.allowed).read(url(found.host), len(BLOB)) as content:
+        assert (content.offset, b"".join(content.chunks)) == (0, BLOB)
+
+
+def test_a_blob_that_is_missing_is_known_to_be_and_one_that_is_refused_is_not(found: Registry) -> None:
+    with pytest.raises(ArtifactMissing):
+        fetcher(found.allowed).head(url(found.host, b"other"))
+    for refused in (fetcher("registry.test"), fetcher("http://127.0.0.1:1")):
+        with pytest.raises(HostUnreachable), refused.read(url(found.host)):
+            pass
+    with pytest.raises(HostUnreachable):
+        fetcher("http://127.0.0.1:1").head(url("127.0.0.1:1"))
+
+
+def test_a_part_is_taken_only_for_what_it_is() -> None:
+    server = Scripted()
+    with serving(server):
+        path = f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"
+        server.answers[path] = 206, {"Content-Range": "bytes 5-9/10"}, b"nel"
+        with pytest.raises(HostUnreachable, match="follows 5"), fetcher(server.url).read(url(server.host), 3):
+            pass
+        server.answers[path] = 416, {}, b"no"
+        with pytest.raises(HostUnreachable, match="416"), fetcher(server.url).read(url(server.host), 3):
+            pass
+        server.answers[path] = 200, {}, b"kernel"  # a server that knows no ranges
+        with fetcher(server.url).read(url(server.host), 3) as content:
+            assert (content.offset, b"".join(content.chunks)) == (0, b"kernel")
+
+
+def test_a_blob_that_ends_too_early_is_not_taken_for_another() -> None:
+    server = Scripted()
+    with serving(server):
+        server.answers[f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"] = (
+            200,
+            {"Content-Length": "9"},
+            b"kernel",
+        )
+        with fetcher(server.url).read(url(server.host)) as content:
+            chunks = iter(content.chunks)
+            assert next(chunks) == b"kernel"
+            with pytest.raises(HostUnreachable, match="ended too early"):
+                next(chunks)

@@ -56,9 +56,7 @@ def fleet_of(
 
 
 def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], list[str]]:
-    """The exit code, what became of each artifact, and what was pruned."""
-    command = ["artifacts", "download", str(path), "--out", str(out), *options, "-o", "json"]
-    result = CliRunner().invoke(cli, command)
+    result = CliRunner().invoke(cli, ["artifacts", "download", str(path), "--out", str(out), *options, "-o", "json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     said: dict[str, Any] = json.loads(result.stdout)

@@ -16,7 +16,7 @@ from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from tests.fetchlog.test_access_logs import NGINX
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
 from tests.helpers.endpoints import site as new_site

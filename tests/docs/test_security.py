@@ -118,12 +118,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
     ),
     "Name addresses": (
-        "artifacts/test_availability_watch.py::test_what_is_wanted_is_looked_at_and_nothing_else",
-        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
     ),
     "Use time and memory": (
-        "evaluator/test_evaluation_hostile_commits.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
+        "evaluator/test_evaluation.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
@@ -170,7 +170,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Files outside the fleet": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
-        "git/test_repository_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
+        "git/test_repository.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
         "git/test_snapshots.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
     ),
     "Escapes from templates": (
@@ -182,7 +182,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_quoting.py::test_arguments_arrive_as_they_were_given_or_are_refused",
     ),
     "A stopped instance": (
-        "evaluator/test_evaluation_hostile_commits.py::"
+        "evaluator/test_evaluation.py::"
         "test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
     ),
     # A person who may push other branches, write tags or comment
@@ -211,8 +211,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
     ),
     "Send large objects": (
-        "git/test_repository_malformed_commits.py::"
-        "test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
+        "git/test_repository.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
         "git/test_fetch.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
     ),
     "Unsigned commits": (
@@ -228,8 +227,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_a_used_acknowledgement_in_another_form_counts_for_nothing",
     ),
     "Malformed metadata": (
-        "git/test_repository_malformed_commits.py::"
-        "test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
+        "git/test_repository.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
     ),
     # The holder of a trusted signing key
     "Vouch for all content": (
@@ -288,16 +286,15 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # A server that gitboot asks
     "Withhold boots": (
-        "artifacts/test_availability_watch.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
-        "artifacts/test_availability_watch.py::test_nobody_looks_where_that_is_switched_off",
+        "artifacts/test_availability.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "artifacts/test_availability.py::test_nobody_looks_where_that_is_switched_off",
     ),
     "Serve another image": (
-        "artifacts/test_signatures_keys.py::test_no_other_signature_of_openpgp_counts",
+        "artifacts/test_signatures.py::test_no_other_signature_of_openpgp_counts",
         "artifacts/test_local_copies.py::test_another_file_is_not_brought",
     ),
     "Hold a fetch": (
-        "git/test_fetch_deadlines.py::"
-        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
         "controller/test_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
     ),
     "Delay a notice": ("controller/test_notifications.py::test_apprise_that_drips_ends_at_the_deadline",),
@@ -308,18 +305,17 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Slow downloads": (
         "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
-        "git/test_fetch_deadlines.py::"
-        "test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "git/test_fetch.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
     ),
     "Large downloads": (
-        "git/test_fetch_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
+        "git/test_fetch.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
         "artifacts/test_local_copies.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
     ),
     "Endless objects": ("publish/targets/test_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
-        "artifacts/test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
+        "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
         "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
     ),
     "Another machine": (

@@ -24,7 +24,7 @@ from gitboot.render.page import MADE_OF
 from gitboot.render.paths import PAGE as FOLDER
 from gitboot.render.paths import PAGE_DATA
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
 from tests.helpers.fleets import at, fleet, server

@@ -13,7 +13,7 @@ from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
 from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all
 from tests.helpers.endpoints import site as new_site

@@ -150,7 +150,7 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
     assert len(found.addresses) <= MOST_ADDRESSES
     assert found.seen[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
-    assert server_tables.secret_fetches(server_tables.of_secret_fetches(whole)) == whole
+    assert server_tables.parse(InstallationFetches, server_tables.json_of(whole)) == whole
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,12 @@ def problems(given: Snapshot, cache: ParseCache | None = None) -> tuple[Problem,
 
 
 def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
-    """What is wrong, as "000.yaml:1 GB2002"; nothing: it is valid."""
     return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
 
 
 def wrong(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
-    """The same of the seed with these documents, files, and paths that are no files."""
     return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
@@ -149,8 +147,7 @@ def test_how_a_document_is_written_changes_nothing(case: str, change: Any) -> No
 
 
 def test_resources_come_by_name_whatever_the_order_of_files() -> None:
-    servers = [server(f"web{number:02}", "role: web") for number in range(20, 1, -1)]
-    loaded = load(snapshot(*servers, *reversed(SEED)))
+    loaded = load(snapshot(*[server(f"web{number:02}", "role: web") for number in range(20, 1, -1)], *reversed(SEED)))
     assert list(loaded.servers) == sorted(loaded.servers)
     assert list(loaded.images) == ["flatcar-1", "memtest-7"]
 
@@ -445,8 +442,7 @@ def test_only_blobs_that_the_cache_lacks_are_read() -> None:
 
 def test_a_blob_that_lies_twice_is_read_once_and_told_at_each_path() -> None:
     reads: list[BlobId] = []
-    files = {"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}
-    found = told(_counting(snapshot(files=files), reads))
+    found = told(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
     assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
 
 
@@ -536,8 +532,7 @@ def test_any_document_is_read_as_it_is_written_in_any_layout(drawn: Document, la
     assert parsed.problems == ()
     ((_, resource),) = parsed.resources
     assert _without_what_is_absent(plain(resource), drawn) == drawn
-    again = parse_blob(written(plain(resource)).encode(), "a.yaml")
-    assert again.resources == ((0, resource),)
+    assert parse_blob(written(plain(resource)).encode(), "a.yaml").resources == ((0, resource),)
 
 
 def _without_what_is_absent(value: Any, like: Any) -> Any:
@@ -591,8 +586,7 @@ def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, da
     )
 )
 def test_any_bytes_give_a_fleet_or_problems(files: dict[str, bytes]) -> None:
-    blobs = {path: BlobId(path) for path in files}
-    given = replace(snapshot(*SEED[:2]), blobs=blobs, read=lambda blob: files[blob])
+    given = replace(snapshot(*SEED[:2]), blobs={path: BlobId(path) for path in files}, read=lambda blob: files[blob])
     found = problems(given)
     assert list(found) == sorted(set(found))
     assert {each.path for each in found} <= {*files, "fleet.yaml"}

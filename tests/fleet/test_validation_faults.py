@@ -40,8 +40,6 @@ _parsed: ParseCache = {}  # what the cases have in common is parsed once
 
 
 class Found(NamedTuple):
-    """A problem as far as a fault tells it."""
-
     path: str
     line: int
     column: int
@@ -100,7 +98,6 @@ def _snapshot(files: Mapping[str, bytes], irregular: Mapping[str, Irregular] | N
 
 
 def found(snapshot: Snapshot) -> list[Found]:
-    """What `gitboot validate` tells, in its order."""
     return [Found(each.path, each.line, each.column, each.code) for each in _problems(snapshot)]
 
 
@@ -245,6 +242,5 @@ def test_finding_r11_a_raw_block_lets_any_text_be_text(text: str) -> None:
 
 
 def _with(path: str, old: str, new: str) -> dict[str, bytes]:
-    """The valid fleet with some text of one file in front of another."""
     assert FLEET[path].count(old) == 1
     return {name: text.encode() for name, text in (FLEET | {path: FLEET[path].replace(old, new + old)}).items()}

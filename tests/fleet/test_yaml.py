@@ -32,7 +32,6 @@ def values(text: str | bytes) -> list[dict[str, Value]]:
 
 
 def faults(text: str | bytes) -> str:
-    """As "ALIAS 1:4, TAG 2:1"."""
     names: dict[str, str] = {code: code.name for code in Code}
     _, problems, *_ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     return ", ".join(f"{names[each.code]} {each.line}:{each.column}" for each in problems)
@@ -455,7 +454,6 @@ def test_what_is_written_is_read_in_any_layout(case: tuple[dict[str, Value], str
 
 
 def inside(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:
-    """Every value within a value, itself included."""
     yield path, value
     if isinstance(value, dict):
         for key, each in value.items():
@@ -466,7 +464,6 @@ def inside(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:
 
 
 def begins(text: str, value: Value) -> bool:
-    """Whether a value of this kind may be written where ``text`` begins."""
     match value:
         case Quoted():
             return text[0] in "'\"|>"
@@ -484,8 +481,7 @@ def begins(text: str, value: Value) -> bool:
 def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
-    document = parse(text.encode(), "a.yaml").documents[1]
-    for path, value in inside(document.value):
+    for path, value in inside(parse(text.encode(), "a.yaml").documents[1].value):
         line, column = locate(text.encode(), 1, path)
         assert begins(lines[line - 1][column - 1 :], value), (path, value)
         assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)

@@ -1,4 +1,4 @@
-"""Fetching in a process of its own: what it takes, how it ends, and that nobody notices it otherwise."""
+"""Fetching in a process of its own: what it takes, its deadlines and limits, and how it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -17,16 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.child_processes import Child, encode
+from gitboot.cli.main import Exit
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.git.__main__ import carry_out
-from gitboot.git.branch_writer import OwnedBranch
+from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess, InThisProcess, Order, order
 from gitboot.git.remote import Password, Remote, SshKey
-from tests.helpers.fleets import SEED, configured, server
+from gitboot.git.repository import Step, Steps, Transfer
+from tests.helpers.fleets import SEED, at, configured, server
 from tests.helpers.forked_commands import nursery
-from tests.helpers.git_repositories import HttpsServer, Relay, Work, git_daemon, push_differences
-from tests.helpers.instance_with_bmcs import until_condition
+from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, Work, git_daemon, push_differences
+from tests.helpers.instance_with_bmcs import condition, typed, until_condition
 from tests.helpers.running_instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
@@ -335,3 +337,340 @@ def test_an_error_comes_as_it_was_raised(
     with pytest.raises(kind, match=r"^what is wrong$") as caught:
         fetcher.read_head(Remote(url="/fleet"), state)
     assert type(caught.value) is kind
+
+
+TIMEOUT_S = 2  # of the remotes that drip
+SLOW = r"(not complete after 2 s|less than 2048 bytes in 2 s) \(git-timeout|SSH session: Timed out"
+NOISE = 300_000  # bytes of a commit, which is sent in one pack
+ADA = Authorship("Ada Lovelace", "ada@example.net", 0, 0)
+
+
+# A fetch
+
+
+@pytest.fixture(scope="module")
+def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    with SshServer(tmp_path_factory.mktemp("ssh")).running() as server:
+        yield server
+
+
+@pytest.fixture(params=["git", "https", "ssh"])
+def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+    """Return the remote by a protocol, at another address of its server if one is given."""
+    with ExitStack() as stack:
+        if request.param == "ssh":
+            ssh = request.getfixturevalue("ssh")
+
+            def by_ssh(authority: str = f"127.0.0.1:{ssh.port}", *, timeout_s: float = 60) -> Remote:
+                hosts = tmp_path / "known_hosts"
+                hosts.write_text(f"[127.0.0.1]:{authority.rpartition(':')[2]} {ssh.public('ed25519')}\n")
+                key = SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=hosts)
+                user = ssh.host.partition("@")[0]
+                return Remote(url=f"ssh://{user}@{authority}{work.path}", credentials=key, timeout_s=timeout_s)
+
+            yield by_ssh
+            return
+        https = stack.enter_context(HttpsServer(work.path.parent, tmp_path)) if request.param == "https" else None
+        root = https.url if https is not None else stack.enter_context(git_daemon(work.path.parent))
+
+        def by_url(authority: str = root.rpartition("/")[2], *, timeout_s: float = 60) -> Remote:
+            if https is None:
+                return Remote(url=f"git://{authority}/fleet", timeout_s=timeout_s)
+            return Remote(
+                url=f"https://{authority}/private/fleet",
+                credentials=Password(password=HttpsServer.PASSWORD),
+                ca_bundle=https.certificate,
+                timeout_s=timeout_s,
+            )
+
+        yield by_url
+
+
+@pytest.mark.parametrize("passes", [10, 100_000], ids=["the first answer drips", "the pack drips"])
+def test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next(
+    served: Callable[..., Remote], work: Work, state: Path, started: FetchProcess, passes: int
+) -> None:
+    Source(served(), state, started).fetch()
+    (before,) = fetchers(os.getpid())
+    second = work.commit({"noise": os.urandom(NOISE).hex()})
+    url = served().url
+    authority = url.partition("://")[2].rpartition("@")[2].partition("/")[0]
+    with Relay(f"tcp://{authority}", passes=passes, then="drips") as relay:
+        dripping = Source(served(relay.authority, timeout_s=TIMEOUT_S), state, started)
+        with pytest.raises(SourceError, match=SLOW) as caught:
+            dripping.fetch()
+        assert relay.stalled.is_set()
+    assert alive(before) is ("SSH" in str(caught.value))  # libssh2 itself ended the wait, as for a banner that drips
+    assert list(state.rglob("pack_git2_*")) == []
+    assert Source(served(), state, started).fetch() == second
+
+
+def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
+    work: Work, state: Path, started: FetchProcess
+) -> None:
+    with git_daemon(work.path.parent) as url:
+        source = Source(Remote(url=f"{url}/fleet", timeout_s=TIMEOUT_S), state, started)
+        eventually(lambda: fetched(source))
+        (hanging,) = fetchers(os.getpid())
+        os.kill(hanging, signal.SIGSTOP)
+        with pytest.raises(SourceError, match="the process that fetches did not begin within 2 s"):
+            source.fetch()
+        assert not alive(hanging)
+        second = work.commit({"fleet.yaml": "second"})
+        eventually(lambda: fetched(source) == second)
+
+
+def fetched(source: Source) -> str | None:
+    """Return what a fetch brings; None if this machine is too slow for the remote's deadline."""
+    try:
+        return source.fetch()
+    except SourceError:
+        return None
+
+
+def test_a_new_clone_has_a_rate_and_no_deadline_and_everything_else_has_one(
+    work: Work, state: Path, tmp_path: Path
+) -> None:
+    started = FetchProcess(deadline_s=0)
+    try:
+        source = Source(Remote(url=str(work.path)), state, started)
+        assert source.fetch() == work.head
+        with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
+            source.fetch()
+        branch = OwnedBranch(lambda: Remote(url=str(work.path)), "refs/heads/boot", tmp_path / "o", fetching=started)
+        with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
+            branch.fetch()
+    finally:
+        started.close()
+
+
+# Steps, as they are reported
+
+
+def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
+    reported: list[Step] = []
+    transfer = Transfer(reported.append, 2, "sent")
+    assert [each.within_s for each in reported] == [2]
+    for received, reports in ((0, 1), (1, 1), (2047, 1), (2048, 2), (2049, 2), (4095, 2), (10_000, 3), (10_001, 3)):
+        transfer.count(received)
+        assert len(reported) == reports, received
+    assert {(each.within_s, each.complaint) for each in reported} == {
+        (2, "it sent less than 2048 bytes in 2 s (git-timeout in the file of --config)")
+    }
+
+
+def test_work_is_reported_once_a_second_and_at_once_after_another_step() -> None:
+    reported, now_s = list[Step](), [0.0]
+    steps = Steps(reported.append, lambda: now_s[0])
+    for seconds in (0, 0.5, 0.9, 1, 1.5):
+        now_s[0] = seconds
+        steps.note_work()
+    assert [each.within_s for each in reported] == [120, 120]
+    steps.begin_answer(3)
+    steps.note_work()
+    assert [each.within_s for each in reported] == [120, 120, 3, 120]
+
+
+def test_before_a_push_there_is_time_to_pack() -> None:
+    reported = list[Step]()
+    Steps(reported.append).begin_upload(3).count(4096)
+    assert [each.within_s for each in reported] == [123, 3]
+
+
+# Disk
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["a new clone", "news"])
+def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
+    work: Work, state: Path, started: FetchProcess, is_first: bool
+) -> None:
+    with git_daemon(work.path.parent) as url:
+
+        def source(mebibytes: int) -> Source:
+            return Source(Remote(url=f"{url}/fleet", max_bytes=mebibytes << 20), state, started)
+
+        if not is_first:
+            source(1).fetch()
+        work.write({"noise": os.urandom(3 << 20).hex()})  # 6 MiB, which zlib packs into 3
+        large = work.commit({})
+        with pytest.raises(SourceTooLarge, match=r"more than the 1 MiB on disk .* \(fetch-disk in "):
+            source(1).fetch()
+        assert sum(file.stat().st_size for file in state.rglob("*") if file.is_file()) < 1 << 20
+        assert source(8).fetch() == large
+        assert source(8).fetch() == large
+
+
+def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, state: Path, started: FetchProcess) -> None:
+    with git_daemon(work.path.parent) as url:
+
+        def source(size_bytes: int) -> Source:
+            return Source(Remote(url=f"{url}/fleet", max_bytes=size_bytes), state, started)
+
+        first = source(1 << 20).fetch()
+        assert source(1).fetch() == first  # there is nothing new
+        work.commit({"one": os.urandom(NOISE).hex()})
+        with pytest.raises(SourceTooLarge):
+            source(1).fetch()
+        source(2 * NOISE).fetch()  # zlib packs what is hexadecimal into half
+        work.commit({"other": os.urandom(NOISE).hex()})
+        with pytest.raises(SourceTooLarge):  # each pack is smaller than the limit, and both are not
+            source(2 * NOISE).fetch()
+        assert source(3 * NOISE).fetch() == work.head
+
+
+def test_a_small_pack_that_is_completed_from_the_clone_takes_no_more_disk_than_it_may(
+    work: Work, state: Path, started: FetchProcess
+) -> None:
+    files = {f"file{number}": os.urandom(NOISE // 10).hex() for number in range(20)}
+    first = work.commit(dict(files))
+    work.git("repack", "-q", "-a", "-d", "--depth=0")
+    with git_daemon(work.path.parent) as url:
+        limited = Source(Remote(url=f"{url}/fleet", max_bytes=3 * NOISE), state, started)
+        assert limited.fetch() == first
+        second = work.commit({name: f"{text}." for name, text in files.items()})
+        work.git("repack", "-q", "-a", "-d")  # then each new file is a few bytes, as a difference from the one before
+        with pytest.raises(SourceTooLarge, match="fetch-disk"):
+            limited.fetch()
+        assert limited.latest() == first
+        assert Source(Remote(url=f"{url}/fleet"), state, started).fetch() == second
+
+
+def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it_may(
+    work: Work, tmp_path: Path, started: FetchProcess
+) -> None:
+    work.commit({"noise": os.urandom(3 << 20).hex()})
+    with git_daemon(work.path.parent) as url:
+        remote = Remote(url=f"{url}/fleet", max_bytes=1 << 20)
+        branch = OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetching=started)
+        with pytest.raises(SourceTooLarge):
+            branch.fetch()
+
+
+def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
+    program = (
+        "import tempfile\n"
+        "from gitboot.child_processes import limited_files\n"
+        "with tempfile.TemporaryFile() as file:\n"
+        "    file.write(bytes(2000))\n"
+        "    try:\n"
+        "        with limited_files(1000):\n"
+        "            file.flush()\n"
+        "    except OSError as error:\n"
+        "        print(error.strerror)\n"
+        "    with limited_files(None):\n"
+        "        file.flush()\n"
+        "    print(file.tell())\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.split("\n") == ["File too large", "2000", ""]
+
+
+# A push
+
+
+@pytest.fixture
+def bare(work: Work) -> Path:
+    """A repository that a daemon serves to whoever pushes."""
+    bare = work.path.parent / "boots.git"
+    work.git("init", "-q", "--bare", str(bare))
+    git(bare, "config", "daemon.receivepack", "true")
+    return bare
+
+
+@pytest.mark.parametrize(
+    ("passes", "takes"),
+    [(b"\n0000", -1), (-1, 100_000)],
+    ids=["the result drips", "the data is taken byte by byte"],
+)
+def test_finding_c3_a_push_to_a_server_that_drips_fails_and_the_next_one_goes_through(
+    bare: Path, tmp_path: Path, started: FetchProcess, passes: int | bytes, takes: int
+) -> None:
+    with git_daemon(bare.parent) as url:
+
+        def branch(url: str, timeout_s: float = 60) -> OwnedBranch:
+            remote = Remote(url=f"{url}/boots.git", timeout_s=timeout_s)
+            return OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "o" / "boots.git", fetching=started)
+
+        files = {"boot.ipxe": lambda: os.urandom(NOISE).hex().encode()}
+        first = branch(url).commit(None, dict(files), "first", ADA, at("20T12:00"))
+        branch(url).push(None, first)
+        second = branch(url).commit(first, dict(files), "second", ADA, at("20T13:00"))
+        with Relay(url, passes=passes, then="drips", takes=takes) as relay:
+            with pytest.raises(SourceError, match=r"less than 2048 bytes in 2 s \(git-timeout"):
+                branch(relay.url, TIMEOUT_S).push(first, second)
+            assert relay.stalled.is_set()
+        tip = branch(url).fetch()
+        assert tip in (first, second)  # the server may have taken all of it
+        branch(url).push(tip, second)
+        assert branch(url).fetch() == second
+        assert git(bare, "rev-parse", "boot") == second
+
+
+def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is_killed(
+    bare: Path, tmp_path: Path, started: FetchProcess
+) -> None:
+    seeded = OwnedBranch(lambda: Remote(url=str(bare)), "refs/heads/boot", tmp_path / "seed.git")
+    seeded.push(None, seeded.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00")))
+    with git_daemon(bare.parent) as url, Relay(url, passes=2, then="drips") as relay:
+        remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
+        branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetching=started)
+        for ask in (branch.fetch, branch.is_default):
+            with pytest.raises(SourceError, match="its answer was not complete after 2 s"):
+                ask()
+    assert fetchers(os.getpid()) == []
+
+
+def test_a_push_by_a_process_is_as_one_without(bare: Path, work: Work, tmp_path: Path, started: FetchProcess) -> None:
+    for fetching, ref in ((InThisProcess(), "refs/heads/one"), (started, "refs/heads/other")):
+        folder = tmp_path / ref.replace("/", "-")
+        branch = OwnedBranch(lambda: Remote(url=str(bare)), ref, folder, fetching=fetching)
+        assert branch.fetch() is None
+        commit = branch.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00"))
+        branch.push(None, commit)
+        assert (branch.fetch(), branch.is_default()) == (commit, False)
+        with pytest.raises(SourceError, match="was moved from None to"):
+            branch.push(None, commit)
+
+
+# A running instance
+
+
+def test_finding_c3_a_fetch_that_drips_is_a_condition_and_reconcile_reports_it(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    state = tmp_path / "state"
+    with git_daemon(tmp_path / "git") as root, Relay(root, passes=50_000, then="drips") as relay:
+        url = f"{relay.url}/{repository.bare.name}"
+        with running(url, tmp_path, "--poll", "0.5", *configured(git_timeout=TIMEOUT_S)) as instance:
+            eventually(lambda: instance.status()["applied"]["commit"] == first)
+            second = repository.push({"noise": os.urandom(NOISE).hex()})
+            found = until_condition(instance, "SourceReady", status=False, reason="SourceError")
+            assert relay.stalled.is_set()
+            assert "bytes in 2 s (git-timeout" in found["message"]
+            done = typed("reconcile", "--state", state)
+            assert (done.code, done.out) == (Exit.SOURCE, ""), done
+            assert "The fetch failed (SourceError): git://" in done.err
+            assert instance.status()["applied"]["commit"] == first
+            relay.passes = -1
+            eventually(lambda: condition(instance, "SourceReady")["status"])
+            done = typed("reconcile", "--state", state)
+            assert (done.code, f"Fetched {second[:12]}. The commit is accepted" in done.err) == (Exit.FINE, True), done
+            assert instance.status()["applied"]["commit"] == second
+
+
+def test_finding_c3_a_fetcher_that_hangs_is_a_condition_until_another_one_has_fetched(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(SEED)})
+    with git_daemon(tmp_path / "git") as root:
+        url = f"{root}/{repository.bare.name}"
+        with running(url, tmp_path, "--poll", "3600", *configured(git_timeout=TIMEOUT_S)) as instance:
+            state = tmp_path / "state"
+            eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)
+            (hanging,) = fetchers(instance.process.pid)
+            os.kill(hanging, signal.SIGSTOP)
+            done = typed("reconcile", "--state", state)
+            assert (done.code, "did not begin within 2 s" in done.err) == (Exit.SOURCE, True), done
+            until_condition(instance, "SourceReady", status=False, reason="SourceError")
+            assert not alive(hanging)
+            eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)
+            assert fetchers(instance.process.pid) not in ([], [hanging])

@@ -1,4 +1,4 @@
-"""Commits: who made one, when and why."""
+"""Commits, and lines of files: who made one, when and why."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision
-from gitboot.git.history import CommitSummary, open_history
+from gitboot.git.history import Blame, CommitSummary, open_blame, open_history
+from gitboot.jsonio import facts
 from tests.helpers.git_repositories import Work
 
 
@@ -54,3 +56,85 @@ def test_whatever_a_commit_says_can_be_shown(
     work.git("update-ref", "refs/heads/main", revision)
     told = _newest(work)
     assert (told.author, told.subject, told.date.year) == shown
+
+
+THREE = "one\ntwo\nthree\n"
+
+
+def blame(path: Path, rev: str | None = None) -> Blame:
+    found = open_blame(path, rev)
+    assert found is not None
+    return found
+
+
+def subjects(found: Blame, path: str, lines: int = 3) -> list[str | None]:
+    commits = [found.line(path, number) for number in range(1, lines + 1)]
+    return [commit.subject if commit else None for commit in commits]
+
+
+def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
+    first = work.commit({"a.yaml": THREE}, "First")
+    work.commit({"a.yaml": "one\n2\nthree\n"}, "Second")
+    work.commit({"b.yaml": "other"}, "Third")
+    found = blame(work.path, "HEAD")
+    assert subjects(found, "a.yaml") == ["First", "Second", "First"]
+    commit = found.line("a.yaml", 1)
+    assert commit is not None
+    assert (commit.revision, commit.author) == (first, "Ada Lovelace <ada@example.net>")
+    assert facts(commit)["date"] == "2026-11-20T21:00:00Z"
+
+
+def test_an_earlier_revision_has_its_own(work: Work) -> None:
+    work.commit({"a.yaml": THREE}, "First")
+    work.commit({"a.yaml": "one\n2\nthree\n"}, "Second")
+    assert subjects(blame(work.path, "HEAD~1"), "a.yaml") == ["First"] * 3
+
+
+@pytest.mark.parametrize(
+    ("case", "now", "expected"),
+    [
+        ("untouched", THREE, ["First", "First", "First"]),
+        ("a line changed", "one\n2\nthree\n", ["First", None, "First"]),
+        ("a line above", "zero\none\ntwo\n", [None, "First", "First"]),
+        ("a line removed", "two\nthree\n", ["First", "First", None]),
+        ("line ends of another system", "one\r\ntwo\r\nnew\r\n", ["First", "First", None]),
+        ("without its last line end", "one\ntwo\nthree", ["First", "First", "First"]),
+        ("empty", "", [None, None, None]),
+    ],
+)
+def test_a_line_that_is_not_committed_has_none(work: Work, case: str, now: str, expected: list[str | None]) -> None:
+    work.commit({"a.yaml": THREE}, "First")
+    (work.path / "a.yaml").write_bytes(now.encode())
+    assert subjects(blame(work.path), "a.yaml") == expected, case
+
+
+def test_a_file_that_is_not_committed_has_none(work: Work) -> None:
+    (work.path / "before.yaml").write_text(THREE)
+    assert subjects(blame(work.path), "before.yaml") == [None] * 3  # there is no commit at all
+    work.commit({"a.yaml": THREE}, "First")
+    (work.path / "new.yaml").write_text(THREE)
+    assert subjects(blame(work.path), "new.yaml") == [None] * 3
+
+
+def test_a_fleet_in_a_folder_and_a_bare_repository(work: Work, tmp_path: Path) -> None:
+    work.commit({"fleets/a.yaml": THREE}, "First")
+    assert subjects(blame(work.path / "fleets"), "a.yaml") == ["First"] * 3
+    assert subjects(blame(work.bare(tmp_path / "bare.git")), "fleets/a.yaml") == ["First"] * 3
+
+
+def test_without_git_nobody_is_known(tmp_path: Path) -> None:
+    assert open_blame(tmp_path, None) is None
+
+
+def test_a_revision_that_is_not_there_is_named(work: Work) -> None:
+    work.commit({"a.yaml": THREE})
+    with pytest.raises(UsageError, match="has no commit nonsense"):
+        open_blame(work.path, "nonsense")
+
+
+def test_a_file_is_looked_into_once_and_only_when_asked(work: Work) -> None:
+    work.commit({"a.yaml": THREE}, "First")
+    found = blame(work.path, "HEAD")
+    assert subjects(found, "a.yaml") == ["First"] * 3
+    (work.path / ".git").rename(work.path / "gone")
+    assert subjects(found, "a.yaml") == ["First"] * 3

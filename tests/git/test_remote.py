@@ -1,7 +1,9 @@
-"""Fetching over the network: from servers that serve, refuse, lie, hang, and break off."""
+"""Remotes: servers that serve, refuse, lie, hang, and break off; known hosts; and ranges of versions."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import shutil
 import signal
@@ -17,8 +19,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
-from gitboot.git.remote import Password, Remote, SshKey, wanted
-from tests.git.test_remote_known_hosts import hashed
+from gitboot.git.remote import Password, Remote, SshKey, highest, is_range, parse_range, trusted_keys, wanted
 from tests.helpers.cases import for_each
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, Work, git_daemon, silent_server
 from tests.helpers.running_instance import eventually
@@ -521,3 +522,115 @@ def test_t3_a_redirect_within_the_remotes_own_server_is_followed(work: Work, htt
     source = Source(Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate), state)
     assert source.fetch() == work.git("rev-parse", "HEAD").strip()
     assert https.authorized
+
+
+ED, RSA = "ssh-ed25519 AAAAC3Nza", "ssh-rsa AAAAB3Nza"
+
+
+def hashed(name: str) -> str:
+    salt = b"0123456789abcdefghij"
+    digest = hmac.digest(salt, name.encode(), "sha1")
+    return "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
+
+
+@for_each(
+    ("lines", "keys"),
+    [
+        pytest.param(f"git.example.net {ED}", {ED}, id="the host"),
+        pytest.param(f"git.example.net {ED} comment", {ED}, id="with a comment"),
+        pytest.param(f"git.example.net {ED}\ngit.example.net {RSA}\r\n", {ED, RSA}, id="two keys"),
+        pytest.param(f"GIT.Example.net {ED}", {ED}, id="names have no case"),
+        pytest.param(f"other.example.net {ED}", set(), id="another host"),
+        pytest.param(f"a,git.example.net,b {ED}", {ED}, id="a list"),
+        pytest.param(f"*.example.net {ED}", {ED}, id="a pattern"),
+        pytest.param(f"git.example.ne? {ED}", {ED}, id="a single character"),
+        pytest.param(f"*.example.net,!git.example.net {ED}", set(), id="excluded"),
+        pytest.param(f"!git.example.net,*.example.net {ED}", set(), id="excluded first"),
+        pytest.param(f"!other.example.net {ED}", set(), id="nothing but an exclusion"),
+        pytest.param(f"{hashed('git.example.net')} {ED}", {ED}, id="hashed"),
+        pytest.param(f"{hashed('other.example.net')} {ED}", set(), id="another host, hashed"),
+        pytest.param(f"|1|nonsense {ED}", set(), id="a hash that is none"),
+        pytest.param(f"[git.example.net]:2222 {ED}", set(), id="another port"),
+        pytest.param(f"@revoked git.example.net {ED}\n* {ED}\n* {RSA}", {RSA}, id="revoked"),
+        pytest.param(f"* {ED}\n@revoked {hashed('git.example.net')} {ED}", set(), id="revoked later, hashed"),
+        pytest.param(f"@cert-authority *.example.net {ED}", set(), id="an authority is no key"),
+        pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="nothing of use"),
+    ],
+)
+def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
+    assert set(trusted_keys(lines, "git.example.net", 22)) == keys
+
+
+@for_each(
+    ("names", "is_known"),
+    [
+        pytest.param("[git.example.net]:2222", True, id="with the port"),
+        pytest.param(hashed("[git.example.net]:2222"), True, id="with the port, hashed"),
+        pytest.param("git.example.net", True, id="without a port, as ssh falls back to"),
+        pytest.param("[git.example.net]:2223", False, id="another port"),
+        pytest.param("[*.example.net]:2222", True, id="a pattern with the port"),
+    ],
+)
+def test_another_port_has_names_of_its_own(names: str, is_known: bool) -> None:
+    assert trusted_keys(f"{names} {ED}", "git.example.net", 2222) == ((ED,) if is_known else ())
+
+
+TAGS = [
+    *("v0.0.3", "v0.0.4", "v0.2.3", "v0.2.9", "v0.3.0"),
+    *("1.0.0-rc.1", "1.0.0", "v1.2.0", "v1.2.9", "v1.3.0-rc.2", "v1.9.0", "v1.10.0"),
+    *("v2.0.0-alpha", "v2.0.0-rc.2", "v2.0.0-rc.10", "v2.0.0", "v3.1.0+build"),
+    *("nightly", "v01.2.3", "1.2", "v1.2.3.4"),
+]
+
+
+@for_each(
+    ("written", "tag"),
+    [
+        ("*", "v3.1.0+build"),
+        (">=1.0.0 <2.0.0", "v1.10.0"),
+        (">=1.0.0,<2", "v1.10.0"),
+        ("> 1 < 2", None),
+        (">1.2 <2", "v1.10.0"),
+        (">1.2.0 <1.3", "v1.2.9"),
+        ("<1", "v0.3.0"),
+        ("<=1.2", "v1.2.9"),
+        ("<=1.2.0", "v1.2.0"),
+        (">3", None),
+        ("=1.2.0", "v1.2.0"),
+        ("=1.2", "v1.2.9"),
+        ("1.*", "v1.10.0"),
+        ("1.x || 2.x", "v2.0.0"),
+        ("^1.2", "v1.10.0"),
+        ("^0.2.3", "v0.2.9"),
+        ("^0.0.3", "v0.0.3"),
+        ("^0.0", "v0.0.4"),
+        ("~1.2", "v1.2.9"),
+        ("~1.2.1", "v1.2.9"),
+        ("~1", "v1.10.0"),
+        ("~1.3", None),
+        ("~1.3.0-0", "v1.3.0-rc.2"),
+        ("<2.0.0-rc.11", "v2.0.0-rc.10"),
+        (">=2.0.0-0 <2.0.0", None),
+        (">=2.0.0-0 <2.0.0-rc.3", "v2.0.0-rc.2"),
+        ("^1.0.0-0", "v1.10.0"),
+        ("=1.0.0-rc.1", "1.0.0-rc.1"),
+    ],
+)
+def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | None) -> None:
+    assert highest(parse_range(written), TAGS) == tag
+    assert highest(parse_range(written), reversed(TAGS)) == tag
+
+
+@for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
+def test_what_is_no_range_is_a_usage_error(written: str) -> None:
+    with pytest.raises(UsageError, match="no range of versions"):
+        parse_range(written)
+
+
+@for_each("name", ["main", "1.x", "v1.2.3", "release/1.2", "feature-2"])
+def test_a_name_without_comparison_is_no_range(name: str) -> None:
+    assert not is_range(name)
+
+
+def test_a_tag_of_many_digits_is_no_version() -> None:
+    assert highest(parse_range("*"), [f"v{'9' * 5000}.0.0", f"v1.0.0-{'9' * 5000}", "v0.1.0"]) == "v0.1.0"

@@ -15,10 +15,9 @@ from gitboot.evaluator.evaluation import Evaluation
 from gitboot.evaluator.protocol import EVALUATED, Begun, ResultKind
 from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review import review
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.guards import Limits
-from gitboot.review.review import Review
+from gitboot.review.review import Review, review
 from tests.helpers.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 
 # A fleet that tests of diff and guard change, and what a reviewer sees of the change.

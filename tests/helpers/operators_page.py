@@ -429,7 +429,7 @@ def pictures(chromium: Browser, folder: Path, published: Path) -> None:
 
 
 def main() -> None:
-    from tests.fetchlog.test_unknown_machines_components import SENT
+    from tests.fetchlog.test_unknown_machines import SENT
 
     folder = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
     with tempfile.TemporaryDirectory() as profile_folder, site(night_fleet()) as found:

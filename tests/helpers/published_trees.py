@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.targets.follower import FollowedBy
@@ -83,6 +85,27 @@ def _without_states(published: Published, states: int) -> Published:
     )
     standing = states - (len(published.written) - len(written))
     return replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
+    """Return the paths for which the publisher calls these methods of its disk from now on; "-path": a file goes."""
+    paths: list[str] = []
+
+    def watch(name: str) -> None:
+        act = getattr(Disk, name)
+
+        def watched_act(disk: Disk, path: str, *args: Any) -> Any:
+            if name != "remove":
+                paths.append(path)
+            elif (disk.root / path).exists():
+                paths.append(f"-{path}")
+            return act(disk, path, *args)
+
+        monkeypatch.setattr(Disk, name, watched_act)
+
+    for name in methods:
+        watch(name)
+    return paths
 
 
 # Bring a target up to a published directory, as a follower does, and end that in the middle.

@@ -217,6 +217,12 @@ def alive(process: int) -> bool:
         return False
 
 
+def ran_until(pid: int, seconds: float) -> None:
+    """Wait until a process has had so much of a processor: proc_pid_schedstat(5)."""
+    while int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
+
+
 def peak_mib(process: int) -> int:
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024

@@ -82,7 +82,6 @@ def old() -> Iterator[ArtifactServer]:
 
 
 def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str = IGNITION) -> None:
-    """Let it answer as matchbox does, by the second MAC address."""
     old.put(ASK, SCRIPT.format(arguments=arguments, url=old.url).encode())
     old.put(f"/ignition?uuid={UUID}", ignition.encode())
 
@@ -147,8 +146,7 @@ def test_no_other_host_is_asked_wherever_a_script_leads(fleet: Path, old: Artifa
 
 
 def test_an_old_system_is_asked_by_tls_only_where_its_authority_is_trusted(fleet: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    with artifact_server(authority.server_context()) as old:
+    with artifact_server(Authority(tmp_path).server_context()) as old:
         answers(old)
         assert compared(fleet, old, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
         assert compared(fleet, old, 6)["verdict"] == "unknown"
@@ -183,7 +181,7 @@ def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old
 def test_files_at_other_paths_are_compared_by_what_is_in_them(
     fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
 ) -> None:
-    """As Ironic serves them: a copy for each node."""
+    # As Ironic serves them: a copy for each node.
     text = (fleet / "image.yaml").read_text()
     for content in (b"kernel", b"initrd"):
         text = text.replace(DIGEST, sha256(content).hexdigest(), 1)
@@ -194,8 +192,7 @@ def test_files_at_other_paths_are_compared_by_what_is_in_them(
     old.put("/1be26c0b/image.cpio.gz", b"initrd")
     if kernel is not None:
         old.put("/1be26c0b/vmlinuz", kernel)
-    item = compared(fleet, old, 2 if differs else 0, *more)
-    assert {each["what"] for each in item["differences"]} == differs
+    assert {each["what"] for each in compared(fleet, old, 2 if differs else 0, *more)["differences"]} == differs
 
 
 def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:

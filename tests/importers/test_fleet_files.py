@@ -308,7 +308,6 @@ def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] |
 
 
 def known(tmp_path: Path) -> tuple[object, ...]:
-    """What a person supplies: the UUID, and the digests."""
     (tmp_path / "uuids").write_text(f"# MAC, UUID\n{MAC} {UUID}\n")
     (tmp_path / "sums").write_text(f"{'feed' * 16}  vmlinuz-1.2\n{'beef' * 16} *./os/initrd.img\n")
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
@@ -328,8 +327,6 @@ def server_of(fleet: Path, system: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Each system's fleet, with what a person supplies; to be read only."""
-
     @cache
     def of(system: str) -> Path:
         folder = tmp_path_factory.mktemp(system)
@@ -344,9 +341,7 @@ def test_each_system_becomes_a_fleet_that_validates_and_installs_nothing(
 ) -> None:
     fleet = shutil.copytree(fleets(system), tmp_path / "fleet")
     assert not (fleet / "pending").exists(), (fleet / "import-report.md").read_text()
-    snapshot = open_snapshot(fleet, None)
-    decisions = decide(load(snapshot))
-    (decision,) = decisions.servers.values()
+    (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
     assert (decision.uuid, decision.lifecycle, decision.provision) == (UUID, "Parked", 0)
     assert "52-54-00-12-34-56" in decision.macs
     assert plan(decision, at("2026-12-01T00:00"), None) is None
@@ -488,8 +483,7 @@ def test_what_lacks_something_is_pending_and_the_rest_validates(tmp_path: Path) 
 
 
 def test_importing_again_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler", *known(tmp_path))
-    before = written(fleet)
+    before = written(imported(tmp_path, "cobbler", *known(tmp_path)))
     assert written(imported(tmp_path, "cobbler", *known(tmp_path))) == before
     files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
     after = written(imported(tmp_path, "cobbler", *known(tmp_path), files=files))
@@ -558,8 +552,7 @@ def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
 def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
-    source = lay(tmp_path / "source", SOURCES["isc"])
-    done = typed("import", "isc", source, "--out", tmp_path / "fleet")
+    done = typed("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
     assert done.code == 64 and "is not empty" in done.err
 
 
@@ -601,7 +594,7 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
 def test_whatever_a_source_says_it_is_read_to_its_end(system: str) -> None:
-    """A file of another version may hold a list where this one holds a text: that is lost, and nothing else is."""
+    # A file of another version may hold a list where this one holds a text: that is lost, and nothing else is.
     read, files = SYSTEMS[system].read, SOURCES[system]
     for name, text in files.items():
         if name.endswith(".ign"):

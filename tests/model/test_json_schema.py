@@ -54,7 +54,6 @@ Core.add_constructor("tag:yaml.org,2002:float", lambda _, node: float(node.value
 
 
 def faults(text: str, name: str = "any") -> list[str]:
-    """What the schema refuses in a text's documents, as "spec.uuid"."""
     return [
         ".".join(map(str, error.absolute_path))
         for each in yaml.load_all(text, Core)
@@ -82,7 +81,6 @@ def test_the_example_passes_what_users_check_it_with() -> None:
 
 
 def _shown() -> list[tuple[str, str]]:
-    """Every document that a page shows, with the apiVersion that some leave out."""
     found = []
     for page in PAGES:
         for block in re.findall(r"^```ya?ml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):

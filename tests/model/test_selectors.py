@@ -14,7 +14,6 @@ LABELS = {"role": "web", "site": "fra1", "gpu": ""}
 
 
 def selected(select: Any) -> bool:
-    """Whether web01 is selected, by its labels or its name."""
     return selects(read(_SELECT, select), Name("web01"), LABELS)
 
 
@@ -53,8 +52,7 @@ def test_servers_are_selected_by_word_name_or_label(select: Any, expected: bool)
     ],
 )
 def test_an_expression_looks_at_one_label(key: str, operator: str, values: list[str], expected: bool) -> None:
-    expression = {"key": key, "operator": operator, "values": values}
-    assert selected({"matchExpressions": [expression]}) is expected
+    assert selected({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}) is expected
 
 
 def test_all_conditions_hold() -> None:

@@ -43,14 +43,12 @@ def publish(root: Path, given: TreeModes, fleet: Fleet = FLEET, commit: str = "c
 
 
 def found(root: Path) -> dict[str, tuple[int, int]]:
-    """The permissions and the group of all that lies there, but for the lock, which is the publisher's alone."""
     every = [root, *sorted(root.rglob("*"))]
     looked = {path.relative_to(root).as_posix(): path.lstat() for path in every if path.name != "lock"}
     return {path: (stat.S_IMODE(each.st_mode), each.st_gid) for path, each in looked.items()}
 
 
 def of_kind(root: Path, given: TreeModes) -> bool:
-    """Whether all folders and files are as ``given`` says."""
     folders = {path: each[0] == given.folder for path, each in found(root).items() if (root / path).is_dir()}
     files = {path: each[0] == given.file for path, each in found(root).items() if not (root / path).is_dir()}
     assert folders and files
@@ -171,7 +169,6 @@ def test_a_group_that_the_process_is_not_in_is_an_error_with_the_line_that_helps
 
 
 def as_user(group: str) -> str:
-    """What `group_of` returns or raises for a user who is in group 44."""
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:

@@ -67,7 +67,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(output: Path, tmp_path: Path) -> Path:
-    """A copy of boot/, with its times."""
     return shutil.copytree(output / "boot", tmp_path / "boot")
 
 
@@ -176,12 +175,6 @@ def verify(typed: Callable[..., tuple[int, str, str]], output: Path) -> Verify:
     return verify
 
 
-def date(path: Path, seconds: int) -> None:
-    """Let a file be so much newer."""
-    at = path.stat().st_mtime + seconds
-    os.utime(path, (at, at))
-
-
 # Over HTTP
 
 
@@ -207,46 +200,46 @@ def test_a_mirror_whose_log_nobody_reads_may_be_read_whole(mirror: CopyServer, c
     assert mirror.asked["HEAD", FIRST] == mirror.asked["GET", FIRST] == 2, "as firmware asks, in both comparisons"
 
 
-def _removed(copy: Path, path: str) -> None:
+BEFORE_TEXT, OTHER_TEXT = b"#!ipxe\n# before\n", b"#!ipxe\n# whatever\n"
+
+
+def change(path: Path, content: bytes | None, seconds: int = 0) -> None:
+    """Give a file another content, if that is not None, and change its time by so many seconds."""
+    if content is not None:
+        path.write_bytes(content)
+    at = path.stat().st_mtime + seconds
+    os.utime(path, (at, at))
+
+
+@pytest.mark.parametrize("path", [ENTRY, FIRST])
+def test_a_file_that_was_not_copied_is_missing(mirror: CopyServer, copy: Path, verify: Verify, path: str) -> None:
     (copy / path[1:]).unlink()
-
-
-def _older(copy: Path, path: str) -> None:
-    (copy / path[1:]).write_bytes(b"#!ipxe\n# before\n")
-    date(copy / path[1:], -(10**9))
-
-
-def _other(copy: Path, path: str) -> None:
-    (copy / path[1:]).write_bytes(b"#!ipxe\n# whatever\n")
-
-
-def _later(copy: Path, path: str) -> None:
-    date(copy / path[1:], 60)
-
-
-def _earlier(copy: Path, path: str) -> None:
-    date(copy / path[1:], -60)
+    assert verify(mirror.url, "--read-entries") == (8, {path: "Missing"})
 
 
 @pytest.mark.parametrize(
-    ("change", "path", "fault"),
+    ("path", "content", "seconds", "fault"),
     [
-        pytest.param(_removed, ENTRY, "Missing", id="an entry that was not copied"),
-        pytest.param(_removed, FIRST, "Missing", id="a script that was not copied"),
-        pytest.param(_older, ENTRY, "Stale", id="an entry of before"),
-        pytest.param(_earlier, ENTRY, "Undated", id="an entry with an earlier time"),
-        pytest.param(_older, FIRST, "Stale", id="a script of before"),
-        pytest.param(_other, ENTRY, "Wrong", id="another entry"),
-        pytest.param(_other, FIRST, "Wrong", id="another script"),
-        pytest.param(_later, ENTRY, "Undated", id="an entry without its time"),
-        pytest.param(_later, FIRST, None, id="a script without its time, which proves nothing anyway"),
-        pytest.param(_earlier, FIRST, None, id="a script that was the same before"),
+        pytest.param(ENTRY, BEFORE_TEXT, -(10**9), "Stale", id="an entry of before"),
+        pytest.param(ENTRY, None, -60, "Undated", id="an entry with an earlier time"),
+        pytest.param(FIRST, BEFORE_TEXT, -(10**9), "Stale", id="a script of before"),
+        pytest.param(ENTRY, OTHER_TEXT, 0, "Wrong", id="another entry"),
+        pytest.param(FIRST, OTHER_TEXT, 0, "Wrong", id="another script"),
+        pytest.param(ENTRY, None, 60, "Undated", id="an entry without its time"),
+        pytest.param(FIRST, None, 60, None, id="a script without its time, which proves nothing anyway"),
+        pytest.param(FIRST, None, -60, None, id="a script that was the same before"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told_apart(
-    mirror: CopyServer, copy: Path, verify: Verify, change: Callable[[Path, str], None], path: str, fault: str | None
+    mirror: CopyServer,
+    copy: Path,
+    verify: Verify,
+    path: str,
+    content: bytes | None,
+    seconds: int,
+    fault: str | None,
 ) -> None:
-    change(copy, path)
+    change(copy / path[1:], content, seconds)
     assert verify(mirror.url, "--read-entries") == ((8, {path: fault}) if fault is not None else (0, {}))
 
 
@@ -352,8 +345,8 @@ def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
 def test_a_table_says_what_and_why_and_how_much(
     mirror: CopyServer, copy: Path, output: Path, typed: Callable[..., tuple[int, str, str]]
 ) -> None:
-    _removed(copy, ENTRY)
-    _older(copy, FIRST)
+    (copy / ENTRY[1:]).unlink()
+    change(copy / FIRST[1:], BEFORE_TEXT, -(10**9))
     code, out, _ = typed("verify-mirror", "--tree", output, mirror.url, "--read-entries")
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert code == 8
@@ -375,9 +368,9 @@ def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> Non
         (folder / "assets").mkdir(exist_ok=True)
         (folder / "assets/linux").write_text("laid there by a person")
     try:
-        _removed(copy, FIRST)
-        _later(copy, ENTRY)
-        _other(copy, BY_MAC)
+        (copy / FIRST[1:]).unlink()
+        change(copy / ENTRY[1:], None, 60)
+        change(copy / BY_MAC[1:], OTHER_TEXT)
         found = {gone: "Extra", FIRST: "Missing", ENTRY: "Undated", BY_MAC: "Wrong"}
         assert verify(copy) == (8, found)
     finally:
@@ -389,7 +382,6 @@ DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+",
 
 @pytest.fixture
 def source(output: Path, tmp_path: Path) -> Iterator[str]:
-    """The published tree behind an rsync daemon, as the page says, but as the user of the test."""
     port, rsync = free_port(), program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
     (timestamp := output / "boot/signed/timestamp.json").write_text("{}\n")
@@ -408,7 +400,7 @@ def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Pat
         assert (folder / "current").readlink() == Path(served)
         assert verify(folder / "current") == (0, {})
         (folder / "current/left").touch()
-        _older(folder / "current", ENTRY)
+        change(folder / "current" / ENTRY[1:], BEFORE_TEXT, -(10**9))
         assert verify(folder / "current") == (8, {"/left": "Extra", ENTRY: "Stale"})
 
 

@@ -37,7 +37,6 @@ from tests.helpers.git_repositories import program as program_of
 from tests.helpers.mirrors import nginx
 from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, made_keys, sign_tree
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST
-from tests.publish.test_signed_list_reader import _interpreters
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
 AFTER = ENDS + timedelta(minutes=1)
@@ -54,15 +53,12 @@ def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> SignedSite:
-    """A published tree of a window that is open, and its keys."""
     found = SignedSite(tmp_path / "publisher")
     found.publish(window(), INSIDE)
     return found
 
 
 class MirrorHost:
-    """A host with the program, the public key, and a folder that a web server serves."""
-
     def __init__(self, folder: Path, publisher: SignedSite) -> None:
         folder.mkdir()
         self.folder, self.served = folder, folder / "boot"
@@ -105,7 +101,6 @@ def host(publisher: SignedSite, tmp_path: Path) -> MirrorHost:
 
 
 def script(now: datetime, path: str = ENTRY) -> bytes:
-    """What a path is at a time."""
     return planned(*ALWAYS, REPAIR, now=now).boot_files[path].content
 
 
@@ -218,19 +213,37 @@ def _get(url: str) -> bytes:
     return found.content
 
 
-WITH_CLOCK: Final = """
+CLOCK_IN_FILE: Final = """
 import runpy, sys
 from datetime import datetime, timezone
 program = runpy.run_path(sys.argv[1])
-now = datetime.strptime(sys.argv[2], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
-sys.exit(program["main"](sys.argv[3:], clock=lambda: now))
+def clock():
+    with open(sys.argv[2]) as file:
+        return datetime.strptime(file.read(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[3:], clock=clock))
 """
 
 
+def _command(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> list[str]:
+    """Return the command that runs the file as a mirror does, without gitboot, at a time."""
+    clock = host.folder / "clock"
+    clock.write_text(f"{now:%Y-%m-%dT%H:%M:%S}")
+    return [interpreter, "-I", "-c", CLOCK_IN_FILE, str(host.program), str(clock), *host.arguments]
+
+
 def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """Run the file as a mirror does, without gitboot, at a time."""
-    command = [interpreter, "-I", "-c", WITH_CLOCK, str(host.program), f"{now:%Y-%m-%dT%H:%M:%S}", *host.arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(_command(host, now, interpreter), capture_output=True, text=True, check=False)
+
+
+MINORS = range(6, 15)  # of Python 3
+
+
+def _interpreters() -> list[str]:
+    """Each Python 3 that lies on the PATH or that pyenv has installed, and the one of the tests."""
+    folders = [Path(folder) for folder in os.get_exec_path() if "shims" not in folder]
+    folders += sorted((Path.home() / ".pyenv/versions").glob("3.*/bin"))
+    found = {str((folder / f"python3.{minor}").resolve()) for folder in folders for minor in MINORS}
+    return sorted({sys.executable, *filter(os.path.exists, found)})
 
 
 @for_each("interpreter", _interpreters())
@@ -399,37 +412,24 @@ def test_a_window_ends_though_the_state_is_damaged(
     assert not (host.served.parent / "outside").exists()
 
 
-@pytest.mark.parametrize("lost", ["state", "digests", "damaged digests", "unreadable state"])
-def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: MirrorHost, lost: str) -> None:
-    host.run(INSIDE)
-    if lost == "damaged digests":
-        Path(f"{host.state}.digests").write_text('{"1:2": 7}')
-    elif lost == "unreadable state":
-        host.state.unlink()
-        host.state.mkdir()
-    else:
-        Path(f"{host.state}{'.digests' if lost == 'digests' else ''}").unlink()
-    shutil.rmtree(publisher.boot)
-    assert host.run(ENDS) == 1
-    assert host.boots() == ENDED
-
-
+@pytest.mark.parametrize("what", ["state", "state.digests", "root.pub"])
 @pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
-def test_a_window_ends_though_no_public_key_can_be_read(
-    host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
+def test_a_window_ends_though_a_file_was_lost(
+    publisher: SignedSite, host: MirrorHost, what: str, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The ends that are remembered were verified when they came."""
     host.run(INSIDE)
+    shutil.rmtree(publisher.boot)
+    lost = host.folder / what
+    lost.unlink()
     if damage == "damaged":
-        host.key.write_bytes(b"\xff-----BEGIN")
-    else:
-        host.key.unlink()
-        if damage == "a folder":
-            host.key.mkdir()
+        lost.write_bytes(b'{"1:2": 7}' if what == "state.digests" else b"\xff-----BEGIN")
+    elif damage == "a folder":
+        lost.mkdir()
     assert host.run(ENDS) == 1
     assert host.boots() == ENDED
     shown = capsys.readouterr().err
-    assert shown.startswith("gitboot-mirror: ") and str(host.key) in shown
+    assert shown.startswith("gitboot-mirror: ") and (what != "root.pub" or str(host.key) in shown)
 
 
 def test_a_window_ends_though_another_file_cannot_be_replaced(
@@ -448,32 +448,18 @@ def test_a_window_ends_though_another_file_cannot_be_replaced(
     assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(INSIDE, BY_MAC))
 
 
-CLOCK_IN_FILE: Final = """
-import runpy, sys
-from datetime import datetime, timezone
-program = runpy.run_path(sys.argv[1])
-def clock():
-    with open(sys.argv[2]) as file:
-        return datetime.strptime(file.read(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
-sys.exit(program["main"](sys.argv[3:], clock=clock))
-"""
-
-
 def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> None:
     """The server accepts the connection, and is silent."""
     host.run(INSIDE)
-    clock = tmp_path / "clock"
-    clock.write_text(f"{INSIDE:%Y-%m-%dT%H:%M:%S}")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(300)
         host.source = f"rsync://127.0.0.1:{silent.getsockname()[1]}/boot"
-        command = [sys.executable, "-I", "-c", CLOCK_IN_FILE, str(host.program), str(clock), *host.arguments]
-        with subprocess.Popen(command, start_new_session=True) as process:
+        with subprocess.Popen(_command(host, INSIDE), start_new_session=True) as process:
             try:
                 connection, _ = silent.accept()
                 assert host.boots() == WINDOW
                 (tmp_path / "ended").write_text(f"{ENDS:%Y-%m-%dT%H:%M:%S}")
-                (tmp_path / "ended").replace(clock)
+                (tmp_path / "ended").replace(host.folder / "clock")
                 assert eventually(lambda: host.boots() == ENDED)
                 assert process.poll() is None
             finally:
@@ -508,31 +494,19 @@ def _edited(publisher: SignedSite) -> None:
     (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
 
 
-def _added(publisher: SignedSite) -> None:
-    """A boot script that the list does not name."""
-    (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
-    (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
-
-
-def _signed_by_another(publisher: SignedSite) -> None:
+def _signed(publisher: SignedSite, signer: ListSigner) -> None:
     _edited(publisher)
-    sign_tree(publisher.root, ListSigner(), made=INSIDE)
-
-
-def _unsigned(publisher: SignedSite) -> None:
-    _edited(publisher)
-    sign_tree(publisher.root, ListSigner.unsigned(), made=INSIDE)
-
-
-def _without_list(publisher: SignedSite) -> None:
-    shutil.rmtree(publisher.boot / "signed")
+    sign_tree(publisher.root, signer, made=INSIDE)
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
     "an edited boot script": (_edited, "is not as the list or its path names it"),
-    "a list of another publisher": (_signed_by_another, "no root is signed by the public key"),
-    "an unsigned list": (_unsigned, "nothing is signed"),
-    "no list": (_without_list, "there is no signed list"),
+    "a list of another publisher": (
+        lambda publisher: _signed(publisher, ListSigner()),
+        "no root is signed by the public key",
+    ),
+    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "nothing is signed"),
+    "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
 }
 
 
@@ -554,7 +528,8 @@ def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the
 
 def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
     before = published(publisher)
-    _added(publisher)
+    (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
+    (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
     assert host.run(INSIDE) == 0
     assert host.contents() == before
 
@@ -657,7 +632,6 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
 
 
 def _chained(name: str) -> Fleet:
-    """A fleet whose boot scripts name one content."""
     fleet, servers = window(), {}
     for server, state in fleet.servers.items():
         files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}

@@ -47,7 +47,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def publish_signed(folder: Path) -> SignedSite:
-    """Publish a fleet with content that a path names."""
     content = {"boot/o/5e1f/script": File(b"content that a path names\n")}
     published = SignedSite(folder)
     published.publish(replace(FLEET, shared={**FLEET.shared, **content}), made=datetime.now(UTC))
@@ -69,7 +68,6 @@ def repaired(mirror: object, output: Path, *paths: str) -> tuple[int, dict[str, 
 
 
 def rename_ledger(root: Path) -> None:
-    """Let a tree belong to another ledger."""
     manifest = root / MANIFEST
     manifest.write_bytes(manifest.read_bytes().replace(b'"ledger":"test"', b'"ledger":"theirs"'))
 
@@ -166,13 +164,13 @@ def test_content_comes_first_then_entries_then_first_scripts_then_the_list(
     for path in sorted(copy.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     written: list[str] = []
-    write = FolderStore.replace
+    write = FolderStore.replace_each
 
-    def noted(store: FolderStore, path: str, file: TargetFile, found: str | None) -> None:
-        written.append(path)
-        write(store, path, file, found)
+    def noted(store: FolderStore, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
+        written.extend(files)
+        write(store, files)
 
-    monkeypatch.setattr(FolderStore, "replace", noted)
+    monkeypatch.setattr(FolderStore, "replace_each", noted)
     store = FolderStore(copy)
     repair(store, output, [ALL], _now, parallel=1, begun=_ignore, done=_ignore)
     store.close()
@@ -209,8 +207,6 @@ def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
 
 
 class WatchedStore(FolderStore):
-    """A copy in a folder, with what a repair writes, and with what happens before each write."""
-
     def __init__(self, folder: Path, happen: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(folder)
         self.written: dict[str, list[bytes]] = {}
@@ -230,20 +226,17 @@ def publisher(tmp_path: Path) -> SignedSite:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Path:
-    """A mirror without files."""
     (folder := tmp_path / "boot").mkdir()
     return folder
 
 
 def with_window(folder: Path) -> SignedSite:
-    """Publish a maintenance window, as of a time in it."""
     publisher = SignedSite(folder)
     publisher.publish(planned(*ALWAYS, REPAIR, now=INSIDE), INSIDE)
     return publisher
 
 
 def without_window(publisher: SignedSite) -> None:
-    """Publish again, because somebody has taken the maintenance out of the repository."""
     publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE)
 
 
@@ -384,7 +377,6 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
 
 
 def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTarget:
-    """Have an instance bring a folder up to a tree."""
     folder.mkdir(exist_ok=True)
     return followed(TargetFolder(folder), root, name=str(folder), ledger=ledger)
 

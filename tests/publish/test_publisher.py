@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -24,7 +23,6 @@ from hypothesis import strategies as st
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
-from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import Disk, staged
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
 from gitboot.publish.publisher import Directory, Looked, Published
@@ -33,7 +31,7 @@ from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
-from tests.helpers.published_trees import owner, publish_files, server_files, split
+from tests.helpers.published_trees import owner, publish_files, server_files, split, watched
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -73,19 +71,23 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.fixture
+def directory(root: Path) -> Iterator[Directory]:
+    with Directory.open(root, ledger="ours") as directory:
+        yield directory
+
+
 def publish(root: Path, files: Files, *, at: datetime = AT, commit: str = "c0ffee", ledger: str = "ours") -> Published:
     with Directory.open(root, ledger=ledger) as directory:
         return publish_files(directory, files, commit=commit, at=at)
 
 
 def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> Published:
-    """What a publication would do."""
     looked = Looked(root, ledger="ours", heir_of=None)
     return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
 
 
 def on_disk(root: Path) -> dict[str, bytes]:
-    """The files that stand in a tree, without what is written about it."""
     return {
         path: content
         for path, content in everything(root).items()
@@ -102,7 +104,6 @@ def contents(files: Files) -> dict[str, bytes]:
 
 
 def states(root: Path) -> dict[str, tuple[int, int]]:
-    """Whatever stands there, with what would change if it were written again."""
     return {
         str(path.relative_to(root)): (found.st_ino, found.st_mtime_ns)
         for path in root.rglob("*")
@@ -196,25 +197,16 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
 # What a pass costs
 
 
-@contextmanager
-def same_process(root: Path) -> Iterator[Callable[[Files], Published]]:
-    with Directory.open(root, ledger="ours") as directory:
-        yield lambda files: publish_files(directory, files, commit="c0ffee", at=AT + DAY)
-
-
-@contextmanager
-def new_process(root: Path) -> Iterator[Callable[[Files], Published]]:
-    yield lambda files: publish(root, files, at=AT + DAY)
-
-
-@pytest.mark.parametrize("process", [same_process, new_process])
-def test_publishing_the_same_files_twice_writes_nothing(
-    root: Path, process: Callable[[Path], AbstractContextManager[Callable[[Files], Published]]]
-) -> None:
-    with process(root) as publish_again:
-        publish_again(tree())
-        before = states(root)
-        published = publish_again(tree())
+@pytest.mark.parametrize("restarted", [False, True])
+def test_publishing_the_same_files_twice_writes_nothing(root: Path, restarted: bool) -> None:
+    directory = Directory.open(root, ledger="ours")
+    publish_files(directory, tree(), commit="c0ffee", at=AT)
+    before = states(root)
+    if restarted:
+        directory.close()
+        directory = Directory.open(root, ledger="ours")
+    published = publish_files(directory, tree(), commit="c0ffee", at=AT + DAY)
+    directory.close()
     assert published == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     before.pop("ops/.gitboot/lock")
     assert states(root).items() >= before.items()
@@ -241,25 +233,14 @@ def test_a_change_rewrites_its_files_and_their_part_of_the_manifest_only(
     assert on_disk(root) == contents({**tree(), **changed})
 
 
-def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    class Watched(Disk):
-        def look(self, path: str) -> os.stat_result | None:
-            looked.append(path)
-            return super().look(path)
-
-        def size(self, path: str) -> int | None:
-            looked.append(path)
-            return super().size(path)
-
-    monkeypatch.setattr(directory_module, "Disk", Watched)
+def test_where_changed_paths_are_told_no_other_is_looked_at(
+    root: Path, directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = tree(servers=9)
-    with Directory.open(root, ledger="ours") as directory:
-        publish_files(directory, files, commit="one", at=AT)
-        looked.clear()
-        files[ENTRY] = File(b"another\n")
-        published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
+    publish_files(directory, files, commit="one", at=AT)
+    looked = watched(monkeypatch, "look", "size")
+    files[ENTRY] = File(b"another\n")
+    published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
     assert set(looked) == own.keys()
     assert published == Published(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
@@ -270,21 +251,8 @@ def test_where_changed_paths_are_told_no_other_is_looked_at(root: Path, monkeypa
 
 
 def test_content_comes_before_what_names_it_and_the_manifest_last(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-
-    class Watched(Disk):
-        def place(self, path: str) -> None:
-            super().place(path)
-            steps.append(path)
-
-        def remove(self, path: str) -> None:
-            stands = (self.root / path).exists()
-            super().remove(path)
-            if stands:
-                steps.append(f"-{path}")
-
     publish(root, tree(1))
-    monkeypatch.setattr(directory_module, "Disk", Watched)
+    steps = watched(monkeypatch, "place", "remove")
     publish(root, tree(2, servers=2))
 
     def order(step: str) -> int:
@@ -342,21 +310,20 @@ finally:
 """
 
 
-def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(root: Path) -> None:
-    with Directory.open(root, ledger="ours") as directory:
-        publish_files(directory, tree(0, servers=1), commit="0", at=AT)
-        reader = subprocess.Popen(
-            [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert reader.stdout is not None
-        for version in range(1, 201):
-            publish_files(
-                directory, tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1)
-            )
-            if version % 8 == 0:  # so many versions are seen, however slow the reader is
-                assert reader.stdout.readline() == "another\n", reader.communicate()[1]
-        (root / "done").touch()
-        _, complaints = reader.communicate()
+def test_a_reader_who_follows_an_entry_finds_what_it_names_through_200_commits(
+    root: Path, directory: Directory
+) -> None:
+    publish_files(directory, tree(0, servers=1), commit="0", at=AT)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    for version in range(1, 201):
+        publish_files(directory, tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1))
+        if version % 8 == 0:  # so many versions are seen, however slow the reader is
+            assert reader.stdout.readline() == "another\n", reader.communicate()[1]
+    (root / "done").touch()
+    _, complaints = reader.communicate()
     assert complaints == ""
 
 
@@ -442,37 +409,33 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
 
 def test_files_that_gitboot_did_not_write_are_left_alone(root: Path) -> None:
     foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
-    for path in foreign:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text("mine")
+    place(root, dict.fromkeys(foreign, File(b"mine")))
     before = states(root)
     for files in (tree(1), tree(2, servers=1), {}):
         publish(root, files)
     assert {path: states(root)[path] for path in foreign} == {path: before[path] for path in foreign}
 
 
+def place(root: Path, files: Files) -> None:
+    for path, file in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(file.content)
+
+
 def a_file(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("mine")
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir(parents=True)
-
-
 def a_symlink(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
 def a_symlink_to_a_folder(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / "elsewhere").mkdir()
     path.symlink_to("elsewhere")
 
 
 def a_symlink_to_the_same_content(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     (path.parent / "elsewhere").write_bytes(tree()[ENTRY].content)
     path.symlink_to("elsewhere")
 
@@ -481,7 +444,7 @@ def a_symlink_to_the_same_content(path: Path) -> None:
     ("put", "path"),
     [
         pytest.param(a_file, "boot/o", id="a file where content is planned"),
-        pytest.param(a_folder, ENTRY, id="a folder where a file is planned"),
+        pytest.param(Path.mkdir, ENTRY, id="a folder where a file is planned"),
         pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
         pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
         pytest.param(a_file, "boot/v1", id="a file where a folder has to be"),
@@ -497,6 +460,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_written(
     publish(root, before, commit="one")
     if (root / path).exists():
         os.rename(root / path, root / "moved")
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
     put(root / path)
     stood = {**states(root), **states(root.parent)}
 
@@ -515,8 +479,7 @@ def test_what_is_in_the_way_is_named_before_anything_is_written(
 
 
 def test_everything_in_the_way_is_named_at_once(root: Path) -> None:
-    for path in tree():
-        a_file(root / path)
+    place(root, dict.fromkeys(tree(), File(b"mine")))
     with pytest.raises(PublishError) as raised:
         publish(root, tree(servers=6))
     assert str(raised.value).count(str(root)) == 10
@@ -535,9 +498,7 @@ def test_a_withdrawn_path_where_something_else_stands_now_is_left_to_it(root: Pa
 
 
 def test_what_stands_already_as_planned_becomes_gitboots(root: Path) -> None:
-    for path, file in tree().items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(file.content)
+    place(root, tree())
     assert publish(root, tree()) == Published(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
     publish(root, tree(2))
     assert verify(root) == ()
@@ -638,7 +599,7 @@ def alter(path: Path) -> None:
 
 
 def lose_its_folder(path: Path) -> None:
-    path.unlink()
+    lose(path)
     path.parent.rmdir()
 
 
@@ -659,39 +620,30 @@ def test_the_first_pass_of_a_process_repairs_what_is_missing_or_cut_off(
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
 @pytest.mark.parametrize("damage", [lose, truncate, alter])
 def test_told_paths_are_fixed_whatever_is_wrong_with_them(
-    root: Path, damage: Callable[[Path], None], path: str
+    root: Path, damage: Callable[[Path], None], path: str, directory: Directory
 ) -> None:
-    with Directory.open(root, ledger="ours") as directory:
-        publish_files(directory, tree(), commit="one", at=AT)
-        damage(root / path)
-        differing = [difference.path for difference in verify(root)]
-        assert differing == [path]
-        assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
+    publish_files(directory, tree(), commit="one", at=AT)
+    damage(root / path)
+    differing = [difference.path for difference in verify(root)]
+    assert differing == [path]
+    assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
     assert verify(root) == ()
 
 
-def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path) -> None:
-    with Directory.open(root, ledger="ours") as directory:
-        publish_files(directory, tree(), commit="one", at=AT)
-        lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
-        lose(lost)
-        assert [difference.path for difference in verify(root)] == [lost.relative_to(root).as_posix()]
-        publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
+def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path, directory: Directory) -> None:
+    publish_files(directory, tree(), commit="one", at=AT)
+    lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
+    lose(lost)
+    assert [difference.path for difference in verify(root)] == [lost.relative_to(root).as_posix()]
+    publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
     assert verify(root) == ()
 
 
 def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-
-    class Watched(Disk):
-        def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
-            read.append(path)
-            return super().read(path, max_bytes)
-
     publish(root, tree())
     lose(root / IMMUTABLE)
     truncate(root / ENTRY)
-    monkeypatch.setattr(directory_module, "Disk", Watched)
+    read = watched(monkeypatch, "read")
     assert sorted(publish(root, tree()).written) == sorted([IMMUTABLE, ENTRY])
     assert {path for path in read if path.startswith("boot/")} <= {IMMUTABLE, ENTRY}
 
@@ -729,11 +681,9 @@ def test_a_damaged_manifest_is_named_and_nothing_is_touched(
 
 
 def publish_as_0_1_0(root: Path, files: Files) -> None:
-    """A tree as gitboot 0.1.0 left it."""
     shards: dict[str, dict[str, object]] = {}
+    place(root, files)
     for path, file in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(file.content)
         listed = {"contentType": "text/plain", "sha256": file.sha256, "size": len(file.content)}
         shards.setdefault(sha256(path.encode()).hexdigest()[:2], {})[path] = listed
     (root / "ops/manifest").mkdir(parents=True, exist_ok=True)
@@ -879,16 +829,15 @@ def test_a_disk_that_is_read_only_is_named(small_disk: Path) -> None:
         publish(root, tree(2))
 
 
-def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path) -> None:
+def test_what_a_failed_pass_was_told_is_not_forgotten(root: Path, directory: Directory) -> None:
     files = tree(1)
-    with Directory.open(root, ledger="ours") as directory:
-        publish_files(directory, files, commit="one", at=AT)
-        a_file(root / "boot/new")
-        files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
-        with pytest.raises(PublishError, match="boot/new"):
-            publish_files(directory, files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
-        (root / "boot/new").unlink()
-        assert publish_files(directory, files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
+    publish_files(directory, files, commit="one", at=AT)
+    a_file(root / "boot/new")
+    files |= {ENTRY: File(b"another\n"), "boot/new": File(b"new")}
+    with pytest.raises(PublishError, match="boot/new"):
+        publish_files(directory, files, commit="two", at=AT, changed=[ENTRY, "boot/new"])
+    (root / "boot/new").unlink()
+    assert publish_files(directory, files, commit="two", at=AT, changed=[]).written == ("boot/new", ENTRY)
     assert verify(root) == ()
 
 
@@ -1052,41 +1001,38 @@ def inodes(root: Path) -> list[int]:
     return [(root / path).stat().st_ino for path in ALIKE]
 
 
-def test_what_a_server_has_several_times_is_one_file(root: Path) -> None:
+def test_what_a_server_has_several_times_is_one_file(root: Path, directory: Directory) -> None:
     given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
-    with Directory.open(root, ledger="ours") as directory:
-        others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
-        directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
-        assert len(set(inodes(root))) == 1
-        assert not {(root / path).stat().st_ino for path in ("boot/ipxe/t", "boot/shared")} & set(inodes(root))
-        before = inodes(root)
-        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
-        assert len(set(inodes(root))) == 1
-        assert inodes(root) != before
+    others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
+    directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
+    assert len(set(inodes(root))) == 1
+    assert not {(root / path).stat().st_ino for path in ("boot/ipxe/t", "boot/shared")} & set(inodes(root))
+    before = inodes(root)
+    directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    assert len(set(inodes(root))) == 1
+    assert inodes(root) != before
     assert {(root / path).read_bytes() for path in ALIKE} == {b"2"}
     assert len({(root / path).stat().st_mtime for path in ALIKE}) == 1
     assert verify(root) == ()
     assert temporary(root) == []
 
 
-def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path) -> None:
-    with Directory.open(root, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
-        later = AT + timedelta(hours=1)
-        directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
+def test_a_name_that_comes_later_is_a_file_of_its_own_with_its_own_date(root: Path, directory: Directory) -> None:
+    directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
+    later = AT + timedelta(hours=1)
+    directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
     first, second, third = inodes(root)
     assert first == second != third
     dates = [(root / path).stat().st_mtime for path in ALIKE]
     assert dates == [AT.timestamp(), AT.timestamp(), later.timestamp()]
 
 
-def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(root: Path) -> None:
+def test_what_stands_with_another_date_is_not_one_file_with_what_is_foretold(root: Path, directory: Directory) -> None:
     """An access log tells versions apart by what `dated` has said of each path."""
     file = File(b"2")
-    with Directory.open(root, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
-        expected = [directory.dated(path, file, AT) for path in ALIKE]
-        directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
+    expected = [directory.dated(path, file, AT) for path in ALIKE]
+    directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
     assert [int((root / path).stat().st_mtime) for path in ALIKE] == expected
     first, second, third = inodes(root)
     assert first != second == third

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -31,7 +30,7 @@ from gitboot.publish.tree_changes import amended
 from gitboot.publish.tree_reader import Tree, read_manifest, verify
 from gitboot.render.endpoint_files import server_of, shard_path, state_path
 from gitboot.render.paths import File, Files
-from tests.helpers.published_trees import server_files
+from tests.helpers.published_trees import server_files, watched
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
@@ -39,8 +38,13 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
 
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is cut here."""
     monkeypatch.setattr(Disk, "sync", lambda disk: None)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Directory]:
+    with Directory.open(tmp_path, ledger="ours") as opened:
+        yield opened
 
 
 def mac(number: int) -> str:
@@ -48,7 +52,6 @@ def mac(number: int) -> str:
 
 
 def one(name: str, address: str, *, text: str = "1", content: str = "") -> Files:
-    """A server with one entry, and content of its own or of others."""
     data = (content or f"user data {text} of {name}").encode()
     return server_files(
         name,
@@ -74,102 +77,77 @@ def entry(root: Path, number: int) -> str | None:
     return path.read_text().split()[0] if path.exists() else None
 
 
-def test_one_server_of_many_costs_a_few_files_and_kilobytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touched: list[str] = []
-
-    class Watched(Disk):
-        def look(self, path: str) -> os.stat_result | None:
-            touched.append(path)
-            return super().look(path)
-
-        def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
-            touched.append(path)
-            return super().read(path, max_bytes)
-
-        def stage(
-            self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False
-        ) -> None:
-            touched.append(path)
-            staged.append(len(content))
-            super().stage(path, content, at, like, exact=exact)
-
-    staged: list[int] = []
-    monkeypatch.setattr(directory_module, "Disk", Watched)
-    with Directory.open(tmp_path, ledger="ours") as target:
-        publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
-        touched.clear()
-        staged.clear()
-        publish(target, {"s0042": one("s0042", mac(42), text="2")})
-    assert len(set(touched)) < 15
-    assert sum(staged) < 16 * 1024
+def test_one_server_of_many_costs_a_few_files_and_kilobytes(
+    tmp_path: Path, target: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
+    touched, placed = watched(monkeypatch, "look", "read"), watched(monkeypatch, "place")
+    publish(target, {"s0042": one("s0042", mac(42), text="2")})
+    assert len({*touched, *placed}) < 15
+    stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]
+    assert 0 < sum(path.stat().st_size for path in stand) < 16 * 1024
     assert verify(tmp_path) == ()
 
 
-def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path) -> None:
-    with Directory.open(tmp_path, ledger="ours") as target:
-        publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
-        publish(target, {"c": one("c", mac(3))})
-        assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
-        assert verify(tmp_path) == ()
-        published = publish(target, {"a": None})
-        assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
-        assert state_path("a") in published.withdrawn
-        assert (index(tmp_path, f"mac/{mac(1)}"), entry(tmp_path, 1)) == ([], None)
-        assert verify(tmp_path) == ()
-        publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
-        assert (tmp_path / "boot/unknown.ipxe").exists()
-        assert verify(tmp_path) == ()
+def test_a_server_comes_changes_and_goes_and_no_other_is_named(tmp_path: Path, target: Directory) -> None:
+    publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
+    publish(target, {"c": one("c", mac(3))})
+    assert (index(tmp_path, f"mac/{mac(3)}"), entry(tmp_path, 3)) == (["c"], "c")
+    assert verify(tmp_path) == ()
+    published = publish(target, {"a": None})
+    assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
+    assert state_path("a") in published.withdrawn
+    assert (index(tmp_path, f"mac/{mac(1)}"), entry(tmp_path, 1)) == ([], None)
+    assert verify(tmp_path) == ()
+    publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
+    assert (tmp_path / "boot/unknown.ipxe").exists()
+    assert verify(tmp_path) == ()
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert sorted(name for path in manifest.files if (name := server_of(path))) == ["b", "c"]
 
 
 @pytest.mark.parametrize("how", ["changes", "goes"])
-def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, how: str) -> None:
+def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, target: Directory, how: str) -> None:
     content = f"boot/o/{sha256(b'both').hexdigest()}/user-data"
-    with Directory.open(tmp_path, ledger="ours") as target:
-        both = {name: one(name, mac(n), content="both") for n, name in enumerate("ab")}
-        publish(target, both, complete=True)
-        publish(target, {"a": one("a", mac(0)) if how == "changes" else None})
-        retired = tmp_path / "ops/.gitboot/retired"
-        assert (tmp_path / content).exists()
-        assert not retired.exists() or content not in next(retired.iterdir()).read_text()
-        published = target.publish(
-            {"b": one("b", mac(1))}, None, complete=False, commit="c", at=AT + timedelta(seconds=5)
-        )
-        assert published.expired == ()
-        assert content in next(retired.iterdir()).read_text(), "nobody names it now"
-        target.publish({}, None, complete=False, commit="c", at=AT + timedelta(days=8))
-        assert not (tmp_path / content).exists()
-        assert verify(tmp_path) == ()
+    both = {name: one(name, mac(n), content="both") for n, name in enumerate("ab")}
+    publish(target, both, complete=True)
+    publish(target, {"a": one("a", mac(0)) if how == "changes" else None})
+    retired = tmp_path / "ops/.gitboot/retired"
+    assert (tmp_path / content).exists()
+    assert not retired.exists() or content not in next(retired.iterdir()).read_text()
+    published = target.publish({"b": one("b", mac(1))}, None, complete=False, commit="c", at=AT + timedelta(seconds=5))
+    assert published.expired == ()
+    assert content in next(retired.iterdir()).read_text(), "nobody names it now"
+    target.publish({}, None, complete=False, commit="c", at=AT + timedelta(days=8))
+    assert not (tmp_path / content).exists()
+    assert verify(tmp_path) == ()
 
 
-def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path) -> None:
-    with Directory.open(tmp_path, ledger="ours") as target:
-        publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
-        (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
-        with pytest.raises(PublishError, match=mac(9)):
-            publish(target, {"a": one("a", mac(3)), "c": one("c", mac(9))})
-        (tmp_path / f"boot/v1/boot/{mac(9)}").unlink()
-        publish(target, {"b": one("b", mac(2), text="2")})
-        assert [entry(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
-        assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
-        assert verify(tmp_path) == ()
+def test_what_a_failed_publication_owed_is_brought_about_by_the_next(tmp_path: Path, target: Directory) -> None:
+    publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
+    (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
+    with pytest.raises(PublishError, match=mac(9)):
+        publish(target, {"a": one("a", mac(3)), "c": one("c", mac(9))})
+    (tmp_path / f"boot/v1/boot/{mac(9)}").unlink()
+    publish(target, {"b": one("b", mac(2), text="2")})
+    assert [entry(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
+    assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
+    assert verify(tmp_path) == ()
 
 
 def test_a_publication_that_broke_off_halfway_leaves_nothing_in_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Directory.open(tmp_path, ledger="ours") as target:
-        publish(target, {"a": one("a", mac(1))}, complete=True)
-        with monkeypatch.context() as patch:
-            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
-            with pytest.raises(PublishError, match="broken off"):
-                publish(target, {"a": one("a", mac(2))})
-        publish(target, {})
-        assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
-        assert (entry(tmp_path, 1), entry(tmp_path, 2)) == (None, "a")
-        assert verify(tmp_path) == ()
+    publish(target, {"a": one("a", mac(1))}, complete=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
+        with pytest.raises(PublishError, match="broken off"):
+            publish(target, {"a": one("a", mac(2))})
+    publish(target, {})
+    assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
+    assert (entry(tmp_path, 1), entry(tmp_path, 2)) == (None, "a")
+    assert verify(tmp_path) == ()
 
 
 def test_an_instances_word_is_no_part_of_what_is_published(tmp_path: Path) -> None:

@@ -91,7 +91,6 @@ def read(tmp_path: Path, keys: Path) -> Read:
 
 @contextmanager
 def published(root: Path) -> Iterator[Directory]:
-    """Open a tree, and publish three servers and the shared files."""
     with Directory.open(root, ledger="ours") as opened:
         publish(opened, {name: server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
         yield opened
@@ -312,7 +311,6 @@ def test_a_clock_that_was_ahead_leaves_no_list_that_is_valid_for_too_long_and_no
 
 
 def in_use(root: Path) -> list[str]:
-    """The names of the metadata that the timestamp leads to."""
     named = json.loads((root / SIGNED / "timestamp.json").read_bytes())["signed"]["meta"]["snapshot.json"]
     snapshot = f"{named['version']}.snapshot.json"
     meta = json.loads((root / SIGNED / snapshot).read_bytes())["signed"]["meta"]
@@ -489,16 +487,10 @@ def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
         read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text()))
 
 
-def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(keys: Path) -> None:
-    file = keys / "publication.key"
-    file.chmod(0o644)
+def test_a_key_that_others_may_read_is_refused(keys: Path) -> None:
+    (keys / "publication.key").chmod(0o644)
     with pytest.raises(KeyUnreadable, match="others may read"):
         read_list_keys(keys)
-    file.chmod(0o600)
-    for content in (b"", b"-----BEGIN PRIVATE KEY-----\n", b"\0" * 40):
-        file.write_bytes(content)
-        with pytest.raises(KeyUnreadable, match="is not a PEM file"):
-            read_list_keys(keys)
 
 
 @pytest.mark.parametrize("missing", ["publication.key", "1.root.json", "1.targets.json"])
@@ -510,6 +502,9 @@ def test_a_folder_of_keys_that_lacks_a_file_is_refused(keys: Path, missing: str)
 
 # What a file of the folder may have become, each as its content.
 DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
+    "an empty key": ("publication.key", b""),
+    "a key that is cut short": ("publication.key", b"-----BEGIN PRIVATE KEY-----\n"),
+    "a key that is no PEM": ("publication.key", b"\0" * 40),
     "a key of another kind": ("publication.key", openssl("genpkey", "-algorithm", "RSA")),
     "a key of a kind that nobody knows": (
         "publication.key",
@@ -535,7 +530,7 @@ def test_a_folder_of_keys_with_a_damaged_file_is_refused(keys: Path, damage: str
         found["signed"]["expires"] = found["signed"]["expires"].rstrip("Z")
         content = json.dumps(found).encode()
     (keys / name).write_bytes(content)
-    with pytest.raises(KeyUnreadable):
+    with pytest.raises(KeyUnreadable, match="is not a PEM file" if "key that is" in damage else None):
         read_list_keys(keys)
 
 

@@ -46,7 +46,6 @@ LIST = "/signed/timestamp.json"
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> SignedSite:
-    """A published tree with its signed list."""
     found = SignedSite(tmp_path_factory.mktemp("published"))
     found.publish(FLEET, made=_now())
     return found
@@ -54,7 +53,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> SignedSite:
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> SignedSite:
-    """A tree of this test alone, with its signed list."""
     found = SignedSite(tmp_path / "publisher")
     found.publish(FLEET, made=_now())
     return found
@@ -66,12 +64,10 @@ def _now() -> datetime:
 
 @pytest.fixture
 def copy(published: SignedSite, tmp_path: Path) -> Path:
-    """A copy of boot/ with its times: all that a mirror has."""
     return shutil.copytree(published.boot, tmp_path / "boot")
 
 
 def copied(publisher: SignedSite, copy: Path) -> Path:
-    """Bring a copy to what is published now."""
     shutil.rmtree(copy, ignore_errors=True)
     return shutil.copytree(publisher.boot, copy)
 

@@ -27,8 +27,6 @@ VERIFY = next(iter(re.findall(r"^ +(gitboot verify-mirror .*--key root\.pub)$", 
 
 
 class Operator:
-    """A host with the root key, the host of the instance, and a mirror that somebody copies."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.offline, self.host = folder / "media/offline/list-keys", folder / "etc/gitboot/list-keys"
@@ -38,7 +36,6 @@ class Operator:
         self.mirror, self.public = folder / "mirror", folder / "root.pub"
 
     def run(self, command: str, *more: object) -> None:
-        """Run a command of the page with the places of this test."""
         places = {"/media/": f"{self._folder}/media/", "gitboot.example.net:/etc/": f"{self._folder}/etc/"}
         for place, ours in places.items():
             command = command.replace(place, ours)
@@ -57,7 +54,6 @@ class Operator:
         shutil.copytree(self.publisher.boot, self.mirror)
 
     def faults(self) -> set[str]:
-        """What the page's command finds at the mirror with the public key that lies there."""
         words = VERIFY.replace("https://fra1.example.net", str(self.mirror)).replace("root.pub", str(self.public))
         done = captured(*shlex.split(words)[1:], "-o", "json")
         return {each["fault"] for each in json.loads(done.stdout)["items"]}
@@ -65,7 +61,6 @@ class Operator:
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Operator:
-    """An operator who has followed "Sign the list"."""
     found = Operator(tmp_path)
     assert LIST.count(KEYGEN) >= 2 and VERIFY
     found.run(KEYGEN)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -96,7 +93,6 @@ def _flipped(data: bytes, bit: int) -> bytes:
 
 
 def _is_right(key: bytes, message: bytes, signature: bytes) -> bool:
-    """What OpenSSL finds."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -160,6 +156,16 @@ def made(signer: ListSigner, **more: Any) -> dict[str, bytes]:
     return signer.make(LISTINGS, **{"made": NOW, **more})
 
 
+@pytest.fixture
+def signer() -> ListSigner:
+    return ListSigner()
+
+
+@pytest.fixture
+def files(signer: ListSigner) -> dict[str, bytes]:
+    return made(signer)
+
+
 def read(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None = None) -> SignedList:
     return read_list(lambda name, _: files.get(name), signer.keys, seen)
 
@@ -170,8 +176,7 @@ def fault_of(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None =
     return refused.value.fault, refused.value.path.removeprefix("signed/")
 
 
-def test_a_list_that_python_tuf_signed_is_read() -> None:
-    signer = ListSigner()
+def test_a_list_that_python_tuf_signed_is_read(signer: ListSigner) -> None:
     files = signer.make(LISTINGS, made=NOW, expires=LATER, commit="f00d", manifest="ab" * 32)
     found = read(files, signer)
     assert (found.is_signed, found.is_verified, found.commit, found.manifest) == (True, True, "f00d", "ab" * 32)
@@ -212,9 +217,7 @@ def test_each_part_has_to_be_signed_by_the_key_of_its_role(name: str) -> None:
         assert fault_of(changed, signer) == (expected, name)
 
 
-def test_the_publication_key_signs_no_root_and_delegates_nothing() -> None:
-    signer = ListSigner()
-    files = made(signer)
+def test_the_publication_key_signs_no_root_and_delegates_nothing(signer: ListSigner, files: dict[str, bytes]) -> None:
     assert signer.publication is not None
     for name in ("1.root.json", "1.targets.json"):
         metadata: Metadata[Any] = Metadata.from_bytes(files[name])
@@ -255,8 +258,7 @@ def test_a_key_with_two_ids_counts_once() -> None:
 # Rotation of keys
 
 
-def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_refused() -> None:
-    signer = ListSigner()
+def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_refused(signer: ListSigner) -> None:
     before = made(signer)
     seen = read(made(signer), signer).seen
     stolen, signer.publication = signer.publication, CryptoSigner.generate_ed25519()
@@ -281,8 +283,7 @@ def test_a_list_of_a_new_publication_key_may_begin_with_a_lower_version() -> Non
     assert read(made(signer), signer, seen).version == 9
 
 
-def test_a_root_key_is_replaced_by_roots_that_both_keys_signed() -> None:
-    signer = ListSigner()
+def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigner) -> None:
     signer.make_root()
     old, signer.roots = signer.roots, [CryptoSigner.generate_ed25519()]
     signer.make_root(signed_by=old)
@@ -297,9 +298,7 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed() -> None:
 # Attacks on versions and parts
 
 
-def test_an_older_list_is_refused_and_the_same_one_is_not() -> None:
-    signer = ListSigner()
-    files = made(signer)
+def test_an_older_list_is_refused_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
     newer = signer.renew(files, expires=FAR)
     seen = read(newer, signer).seen
     assert read(newer, signer, seen).seen == seen
@@ -342,15 +341,12 @@ def test_a_spoilt_part_is_refused_by_name(case: str) -> None:
 
 
 @for_each("name", ["1.snapshot.json", "1.targets.json", BINS[0], "timestamp.json"])
-def test_a_part_that_is_absent_is_named(name: str) -> None:
-    signer = ListSigner()
-    files = made(signer)
-    del files[name]
-    assert fault_of(files, signer) == ("Missing", name)
+def test_a_part_that_is_absent_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
+    others = {each: content for each, content in files.items() if each != name}
+    assert fault_of(others, signer) == ("Missing", name)
 
 
-def test_a_part_of_an_earlier_list_is_refused() -> None:
-    signer = ListSigner()
+def test_a_part_of_an_earlier_list_is_refused(signer: ListSigner) -> None:
     before = made(signer)
     files = made(signer)
     for name in ("1.snapshot.json", "1.targets.json", BINS[0]):
@@ -358,9 +354,7 @@ def test_a_part_of_an_earlier_list_is_refused() -> None:
         assert fault_of({**files, newer: before[name]}, signer) == ("Damaged", newer)
 
 
-def test_a_bin_lists_only_names_of_its_own() -> None:
-    signer = ListSigner()
-    files = made(signer)
+def test_a_bin_lists_only_names_of_its_own(signer: ListSigner, files: dict[str, bytes]) -> None:
     for name in ("shared.json", "../boot.ipxe", "servers/../x.json", "/shared.json"):
         metadata: Metadata[Targets] = Metadata.from_bytes(files[BINS[0]])
         metadata.signed.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
@@ -369,8 +363,7 @@ def test_a_bin_lists_only_names_of_its_own() -> None:
         assert fault_of({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
 
 
-def test_an_expired_list_is_read_for_it_still_ends_windows() -> None:
-    signer = ListSigner()
+def test_an_expired_list_is_read_for_it_still_ends_windows(signer: ListSigner) -> None:
     found = read(made(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
     assert found.expires == NOW and found.expiring == "timestamp.json"
     signer.make_root(expires=NOW - timedelta(days=1))
@@ -378,8 +371,7 @@ def test_an_expired_list_is_read_for_it_still_ends_windows() -> None:
     assert (found.expires, found.expiring) == (NOW - timedelta(days=1), "2.root.json")
 
 
-def test_a_list_that_is_replaced_while_it_is_read_is_read_again() -> None:
-    signer = ListSigner()
+def test_a_list_that_is_replaced_while_it_is_read_is_read_again(signer: ListSigner) -> None:
     before = made(signer)
     after = {name: content for name, content in made(signer).items() if not name.startswith("1.s")}
     fetched: list[str] = []
@@ -396,7 +388,6 @@ def test_a_list_that_is_replaced_while_it_is_read_is_read_again() -> None:
 
 
 def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
-    """Whether python-tuf's client finds every listing."""
     write_list(folder, files)
     updater = client(folder / "signed", root, folder / "cache")
     try:
@@ -405,9 +396,9 @@ def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
         return False
 
 
-def test_python_tufs_client_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
-    signer = ListSigner()
-    files = made(signer)
+def test_python_tufs_client_accepts_what_the_reader_accepts(
+    tmp_path: Path, signer: ListSigner, files: dict[str, bytes]
+) -> None:
     signer.publication = CryptoSigner.generate_ed25519()
     signer.make_root()
     for number, each in enumerate((files, made(signer))):
@@ -526,36 +517,3 @@ def test_public_keys_are_pem_or_digits() -> None:
     for text in ("", "# none", digits[:-1], f"{digits}x", pem.replace("MCow", "MCox"), rsa.decode()):
         with pytest.raises(ValueError, match=r"public key|hexadecimal digits"):
             parse_keys(text)
-
-
-# Old Pythons
-
-READ = """
-import importlib.util, pathlib, sys
-spec = importlib.util.spec_from_file_location("reader", sys.argv[1])
-reader = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(reader)
-folder = pathlib.Path(sys.argv[2])
-def fetch(name, max_bytes):
-    return (folder / name).read_bytes() if (folder / name).exists() else None
-found = reader.read_list(fetch, [bytes.fromhex(sys.argv[3])])
-print(found.is_verified, found.made.isoformat(), len(found.targets))
-"""
-MINORS = range(6, 15)  # of Python 3
-
-
-def _interpreters() -> list[str]:
-    """Each Python 3 that lies on the PATH or that pyenv has installed, and the one of the tests."""
-    folders = [Path(folder) for folder in os.get_exec_path() if "shims" not in folder]
-    folders += sorted((Path.home() / ".pyenv/versions").glob("3.*/bin"))
-    found = {str((folder / f"python3.{minor}").resolve()) for folder in folders for minor in MINORS}
-    return sorted({sys.executable, *filter(os.path.exists, found)})
-
-
-@for_each("interpreter", _interpreters())
-def test_the_reader_runs_without_gitboot_by_each_python_that_is_here(interpreter: str, tmp_path: Path) -> None:
-    signer = ListSigner()
-    write_list(tmp_path, made(signer))
-    command = [interpreter, "-I", "-c", READ, str(SOURCE), str(tmp_path / "signed"), signer.keys[0].hex()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("True 2026-11-27T21:00:00+00:00 2\n", "")

@@ -18,6 +18,7 @@ from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_window
 from gitboot.render.endpoint_files import server_of
 from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 from tests.helpers.fleets import at, image, mac_of, maintenance, server
+from tests.helpers.published_trees import watched
 
 OVER = at("21T04:00")
 WINDOW_BOOTS, DISK = "memtest-7", "exit"
@@ -31,7 +32,6 @@ def here(tmp_path: Path) -> Site:
 
 
 def ended(here: Site, now: datetime) -> tuple[str, ...]:
-    """The servers whose windows a process ends that knows nothing of the tree."""
     return end_windows(here.root, WindowEnds(), now).servers
 
 
@@ -151,19 +151,6 @@ def frozen() -> Callable[[], float]:
     return map(float, count()).__next__
 
 
-def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The paths that are read from now on."""
-    found: list[str] = []
-    read = Disk.read
-
-    def noted(self: Disk, path: str) -> bytes | None:
-        found.append(path)
-        return read(self, path)
-
-    monkeypatch.setattr(Disk, "read", noted)
-    return found
-
-
 def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +158,7 @@ def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
     here.publish(planned(*ALWAYS, server("web02", "role: web"), repair, now=AFTER), at=AFTER)
     ends = WindowEnds(frozen())
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
-    read = counted_reads(monkeypatch)
+    read = watched(monkeypatch, "read")
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
     assert not read, "nothing is due"
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
@@ -265,7 +252,7 @@ def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
     touched = caught.value.servers
     assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
     assert ends.is_due(here.root, OVER)
-    read = counted_reads(monkeypatch)
+    read = watched(monkeypatch, "read")
     assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
     assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
     assert not ends.is_due(here.root, OVER)

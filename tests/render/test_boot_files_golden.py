@@ -65,7 +65,6 @@ class Scenario:
 
 
 def seed(*, server_spec: str = "", image_spec: str = "", profile_spec: str = "", **more: str) -> tuple[str, ...]:
-    """A fleet of one server, one image and one profile, with something particular about them."""
     method = more.get("method", "Pxe")
     return (
         fleet(more.get("fleet_spec", "baseURL: 'http://boot.test'")),

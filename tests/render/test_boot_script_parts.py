@@ -1,18 +1,43 @@
-"""What is different for machines of some make: how loaders hand over to their disks, and which loader DHCP names."""
+"""Boot scripts of iPXE, GRUB and PXELINUX: what they boot, how they reach the disk, and by what a server is found."""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
 
 from gitboot.errors import InvalidRepository
-from gitboot.render.boot_files import server_files
-from gitboot.render.boot_script_parts import sent_to_disk
-from gitboot.resolve.fleet_decisions import decide
+from gitboot.model.scalars import byte_orders
+from gitboot.render.boot_files import server_files, shared_files, tombstones
+from gitboot.render.boot_script_parts import EFI_LOADERS, sent_to_disk
+from gitboot.render.grub import first_configuration
+from gitboot.render.ipxe import first_script, render_by_serial
+from gitboot.render.paths import File
+from gitboot.resolve.fleet_decisions import decide, decide_all
 from gitboot.resolve.plan_at_time import plan
-from tests.helpers.cases import for_each
-from tests.helpers.fleets import at, decided, fleet, image, policy, profile, repository, server
+from gitboot.resolve.server_decision import Decisions, idle
+from tests.helpers import hypothesis_strategies
+from tests.helpers.cases import examples, for_each
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    decided,
+    document,
+    fleet,
+    image,
+    mac_of,
+    policy,
+    profile,
+    repository,
+    server,
+    uuid_of,
+)
+from tests.helpers.hypothesis_strategies import GeneratedFleet
 from tests.render.test_dhcp import configuration, elements
 from tests.render.test_dhcp import decided as with_dhcp
 from tests.render.test_dhcp import server as described
@@ -23,7 +48,6 @@ SHIM = "/EFI/debian/shimx64.efi"
 
 
 def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk") -> dict[str, str]:
-    """A server's entries by loader, where it boots its disk."""
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
         fleet(f"baseURL: 'http://boot.test', {ALL}, unknownServers: {unknown}{made}"),
@@ -142,3 +166,272 @@ def test_both_loaders_are_named_in_one_fleet() -> None:
 def test_a_fleet_in_which_nobody_wants_another_is_told_nothing_of_loaders() -> None:
     found = configuration(with_dhcp([described("b", [{"mac": "52:54:00:00:00:02"}])]))
     assert "gitboot_loader" not in "".join(found.values())
+
+
+NOON = at("20T12:00")
+FLEET = fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]")
+BY_SERIAL = "boot/ipxe/serial/"
+
+
+def files_of(spec: str) -> dict[str, File]:
+    documents = (fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]"), server("web01", "role: web", spec))
+    decisions = decide_all(repository(*documents, *SEED[2:])).decisions  # as an earlier version may have accepted it
+    decision = decisions.servers["web01"]
+    return server_files(decisions, decision, plan(decision, NOON, None))
+
+
+@pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "jk" * 31 + "1"])
+def test_a_serial_number_finds_the_entry_that_the_uuid_finds(serial: str) -> None:
+    files = files_of(f"serial: '{serial}'")
+    assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{uuid_of('web01')}"]
+    assert b"boots flatcar-1" in files[f"{BY_SERIAL}{serial}"].content
+
+
+def test_by_its_serial_number_alone_no_server_boots_what_asks_by_uuid() -> None:
+    documents = (
+        FLEET,
+        server("web01", "role: web", "serial: 4J8VM72"),
+        image("edge-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+        profile("web", "edge-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+        SEED[-1],
+    )
+    decision = decided(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'}).servers["web01"]
+    [(_, file)] = render_by_serial(decision, plan(decision, NOON, None))
+    assert b"asks for its user data by UUID" in file.content
+    assert b"kernel" not in file.content
+
+
+def test_nobody_is_found_by_a_serial_number_unless_the_fleet_wants_it() -> None:
+    decision = decided(SEED[0], server("web01", "role: web", "serial: 4J8VM72"), *SEED[2:])
+    files = server_files(decision, decision.servers["web01"], plan(decision.servers["web01"], NOON, None))
+    assert not [path for path in files if path.startswith(BY_SERIAL)]
+
+
+@pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
+def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> None:
+    files = files_of(f"serial: 4J8VM72, lifecycle: {lifecycle}")
+    assert b"on to the local disk" in files[f"{BY_SERIAL}4J8VM72"].content
+
+
+@for_each(
+    "serial",
+    [
+        *("To be filled by O.E.M.", "Default string", "System Serial Number", "Not Specified", "N/A"),
+        *("None", "UNKNOWN", "default", "Null", "0", "0000000000", "xxxxxxxx", "0123456789", "123456789", "1234567890"),
+        *("SYS-1234567890", "SYS-9876543210", "01234567890123456789AB", "0123456789ABCDEF", "SN-12345", "0x00000000"),
+        *(
+            "SystemSerialNumb",
+            "OEM_Serial",
+            "EVAL",
+            "XXXX-XXXX",
+            "0000-0000-0000",
+            "ToBeFilledByO.E.M.",
+            "NotSpecified",
+        ),
+    ],
+)
+def test_what_stands_on_many_boards_finds_nobody(serial: str) -> None:
+    assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
+
+
+@for_each("serial", ["a/b/c/d", "../../x", ".hidden", "with space", "ABC", "%41BCD", "j" * 65, "ÄÖÜß"])
+def test_what_a_path_cannot_hold_finds_nobody(serial: str) -> None:
+    assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
+
+
+WHO = "?uuid=${uuid}&serial=${serial:uristring}"  # as far as the loader can say it
+
+
+def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
+    asked = [line.split()[3] for line in first_script().splitlines() if line.startswith("imgfetch")]
+    assert asked == [
+        f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
+        f"ipxe/${{uuid}}{WHO}",
+        f"ipxe/serial/${{serial:uristring}}{WHO}",
+        f"unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}}",
+    ]
+
+
+EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid], unknownServers: {profile: repair}"
+
+
+def tree(decisions: Decisions) -> dict[str, File]:
+    files = shared_files(decisions)
+    for decision in decisions.servers.values():
+        files |= server_files(decisions, decision, plan(decision, NOON, None))
+        files |= tombstones(decisions.outputs, decision, idle(decisions.networks[decision.server]))
+    return files
+
+
+@settings(max_examples=examples(40))
+@given(made=hypothesis_strategies.fleets())
+def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: GeneratedFleet) -> None:
+    spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid", "serial"]}
+    decisions = hypothesis_strategies.decided(
+        made.having(hypothesis_strategies.document("Fleet", "test", spec)).documents
+    )
+    files = hypothesis_strategies.tree(decisions, made.records, made.at)
+    for host in decisions.hosts:
+        decision = decisions.servers[host.server]
+        macs = decision.macs if decision.restrict else tuple(nic.mac for nic in host.nics)
+        lookups = [f"boot/{lookup}-{mac}" for lookup in ("grub.cfg-01", "pxelinux.cfg/01") for mac in macs]
+        for uuid in byte_orders(decision.uuid):
+            lookups += [f"boot/grub.cfg-{uuid}", f"boot/ipxe/{uuid}"]
+        if decision.serial is not None:
+            lookups.append(f"boot/ipxe/serial/{decision.serial}")
+        found = {lookup in files for lookup in lookups}
+        assert found == {True} or (decision.restrict and found == {False}), host.server
+
+
+@pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
+def test_a_machine_without_a_plan_has_a_tombstone_by_each_lookup(lifecycle: str) -> None:
+    files = tree(decided(fleet(EVERY_LOOKUP), server("web01", "role: web", f"lifecycle: {lifecycle}"), *SEED[2:]))
+    mac = mac_of("web01").replace(":", "-")
+    for path in (f"v1/boot/{mac}/grub.cfg", f"grub.cfg-01-{mac}", f"grub.cfg-{uuid_of('web01')}"):
+        text = files[f"boot/{path}"].content.decode()
+        assert "on to the local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
+
+
+def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:
+    nics = "interfaces: [{mac: '52:54:00:00:00:01'}, {mac: '52:54:00:00:00:02', boot: false}]"
+    described = f"uuid: {uuid_of('web01')}, architecture: x86_64, firmware: UEFI, {nics}"
+    files = tree(decided(fleet(EVERY_LOOKUP), document("Server", "web01", described, "role: web"), *SEED[2:]))
+    assert "boots flatcar-1" in files["boot/grub.cfg-01-52-54-00-00-00-01"].content.decode()
+    for path in ("boot/grub.cfg-01-52-54-00-00-00-02", "boot/pxelinux.cfg/01-52-54-00-00-00-02"):
+        assert files[path].content.decode().startswith("# web01: may not boot from this interface")
+    assert "boot/v1/boot/52-54-00-00-00-02/grub.cfg" not in files
+
+
+def test_unknown_machines_boot_the_profile_by_the_architecture_that_grub_runs_on() -> None:
+    arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
+    seed = (SEED[0], SEED[1], SEED[2], arm, *SEED[4:])
+    text = shared_files(decided(fleet(EVERY_LOOKUP), *seed[1:]))["boot/unknown.grub.cfg"].content.decode()
+    condition, _, body = text.partition("\n")[2].partition("\n")
+    assert condition == 'if [ "$grub_cpu" = arm64 ]; then'
+    assert "linux$efi '(http,boot.test)/assets/memtest-7/kernel'" in body
+    assert "x86_64" not in text
+
+
+def test_without_a_profile_an_unknown_machine_boots_its_disk_and_nothing_else() -> None:
+    assert "linux$efi" not in shared_files(decided(*SEED))["boot/unknown.grub.cfg"].content.decode()
+    hidden = shared_files(decided(fleet("baseURL: 'http://boot.test', unknownServers: NotFound"), *SEED[1:]))
+    assert "boot/unknown.grub.cfg" not in hidden
+
+
+def test_the_shared_configuration_asks_for_unknown_only_after_every_lookup_of_a_known_machine() -> None:
+    lines = [line.strip() for line in first_configuration(by_uuid=True).splitlines()]
+    asked = [line for line in lines if line.startswith("configfile")]
+    assert [each.partition("$tree/")[2].rstrip('"') for each in asked] == [
+        "v1/boot/$m1-$m2-$m3-$m4-$m5-$m6/grub.cfg",
+        "grub.cfg-01-$m1-$m2-$m3-$m4-$m5-$m6",
+        "grub.cfg-$uuid",
+        "unknown.grub.cfg$who",
+    ]
+    assert lines.index("done", lines.index(asked[2])) < lines.index(asked[3])
+
+
+def test_a_uki_is_chained_to_and_needs_no_dialect() -> None:
+    documents = (fleet(), SEED[1], image("flatcar-1", "", "uki"), profile("web", "flatcar-1"), policy("web"))
+    text = tree(decided(*documents))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
+    assert "chainloader '(http,boot.test)/assets/flatcar-1/uki'" in text
+    assert "$efi" not in text
+
+
+def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallback_path_last() -> None:
+    kinds = [path.rpartition("/")[2].partition("{")[0] for path in EFI_LOADERS]
+    assert kinds == ["shim"] * kinds.count("shim") + ["grub"] * kinds.count("grub") + ["systemd-boot", "BOOT"]
+
+
+@pytest.mark.skipif(
+    shutil.which("grub-emu") is None and not os.environ.get("CI"), reason="grub-emu is missing (Debian: grub-emu)"
+)
+def test_grub_itself_tries_both_dialects_and_goes_on_where_it_has_neither(tmp_path: Path) -> None:
+    # grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end.
+    text = tree(decided(*SEED))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
+    script = text.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0] + "exit\n"
+    folder = tmp_path / "grub"
+    folder.mkdir()
+    (folder / "grub.cfg").write_text(script)
+    ran = subprocess.run(
+        ["script", "--quiet", "--command", f"grub-emu -d {folder}", "/dev/null"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.stdout.count("can't find command `linux'") == 5
+    assert ran.stdout.count("can't find command `linuxefi'") == 5
+    assert "no attempt succeeded, on to the local disk" in ran.stdout
+
+
+MAC = mac_of("web01").replace(":", "-")
+OUTPUTS = "outputs: [pxelinux]"
+
+
+def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, initrd", spec: str = "") -> list[str]:
+    documents = (
+        fleet(f"baseURL: '{base}', {OUTPUTS}"),
+        server("web01", "role: web"),
+        image("flatcar-1", "", artifacts),
+        profile("web", "flatcar-1", spec),
+        policy("web"),
+    )
+    decisions = decided(*documents)
+    decision = decisions.servers["web01"]
+    files = server_files(decisions, decision, plan(decision, at("20T12:00"), None))
+    text = files[f"boot/pxelinux.cfg/01-{MAC}"].content.decode()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_kernel_is_booted_by_its_url_with_its_initrd_and_arguments() -> None:
+    assert pxelinux_lines(spec="kernelArguments: ['console=ttyS0,115200', 'note=two words']") == [
+        "say gitboot: web01 boots flatcar-1 (Network)",
+        "default gitboot",
+        "prompt 0",
+        "onerror disk",
+        "label gitboot",
+        "  linux http://boot.test/assets/flatcar-1/kernel",
+        "  initrd http://boot.test/assets/flatcar-1/initrd",
+        '  append console=ttyS0,115200 note="two words"',
+        "label disk",
+        "  localboot 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("base", "artifacts", "reason"),
+    [
+        ("https://boot.test", "kernel", "PXELINUX fetches by http only, not https"),
+        ("http://boot.test/a,b", "kernel, initrd", "a comma in an initrd's URL would begin the next one"),
+        ("http://boot.test", "uki", "flatcar-1 is booted directly by firmware, not by PXELINUX"),
+    ],
+)
+def test_what_it_cannot_boot_it_says_and_goes_on_to_the_disk(base: str, artifacts: str, reason: str) -> None:
+    _, said, *rest = pxelinux_lines(base, artifacts=artifacts)
+    assert said == f"say gitboot: {reason}"
+    assert rest == ["default disk", "prompt 0", "label disk", "  localboot 0"]
+
+
+def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:
+    assert "  linux http://boot.test/a,b/assets/flatcar-1/kernel" in pxelinux_lines(
+        "http://boot.test/a,b", artifacts="kernel"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "expected"),
+    [("LocalDisk", "default disk"), ("{profile: repair}", "linux http://boot.test/assets/memtest-7/kernel")],
+)
+def test_the_default_is_what_unknown_machines_boot(unknown: str, expected: str) -> None:
+    spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: {unknown}"
+    files = shared_files(decided(fleet(spec), *SEED[1:]))
+    assert expected in [line.strip() for line in files["boot/pxelinux.cfg/default"].content.decode().splitlines()]
+
+
+def test_there_is_no_default_where_unknown_machines_are_answered_404() -> None:
+    spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: NotFound"
+    assert "boot/pxelinux.cfg/default" not in shared_files(decided(fleet(spec), *SEED[1:]))
+
+
+def test_an_architecture_that_pxelinux_does_not_run_on_boots_nothing_by_its_default() -> None:
+    arm = image("memtest-7", "writesDisk: false").replace("x86_64: {", "aarch64: {")
+    spec = f"baseURL: 'http://boot.test', {OUTPUTS}, unknownServers: {{profile: repair}}"
+    files = shared_files(decided(fleet(spec), *SEED[1:3], arm, *SEED[4:]))
+    assert "linux" not in files["boot/pxelinux.cfg/default"].content.decode()

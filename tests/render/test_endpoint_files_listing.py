@@ -56,7 +56,6 @@ def listing(found: RenderedState) -> dict[str, Any]:
 
 
 def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
-    """The digest of each file for machines, by its name in the listing."""
     files = {path: file for path, file in found.files.items() if path.startswith("boot/")}
     return {name_in_listing(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
@@ -93,8 +92,7 @@ def test_a_path_with_a_token_is_listed_by_its_digest() -> None:
 
 def test_no_listing_names_a_token() -> None:
     reported = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
-    decisions = decided(reported, *SEED[1:-1], policy("web", often="Once"))
-    found = rendered(decisions, NOON, Record())
+    found = rendered(decided(reported, *SEED[1:-1], policy("web", often="Once")), NOON, Record())
     tokens = {word for path in found.files for word in path.split("/") if len(word) == 64 and "/o/" not in path}
     content = found.files[listing_path("web01")].content.decode()
     assert tokens and not any(token in content for token in tokens)
@@ -149,8 +147,7 @@ def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_maintena
 ) -> None:
     first = maintenance("m1", windows[0], "priority: 9")
     second = maintenance("m2", windows[1], "priority: 1", boots="other")
-    documents = (first, second, image("other-1"), profile("other", "other-1"))
-    found, files = ended("20T22:30", *documents)
+    found, files = ended("20T22:30", first, second, image("other-1"), profile("other", "other-1"))
     assert found == at(since)
     text = files[ENTRY] or ""
     assert "flatcar-1" in text and "other-1" not in text and "memtest-7" not in text
@@ -181,8 +178,7 @@ def test_a_window_whose_one_boot_was_made_ends_when_it_ends(writes: str, now: st
     )
     run = maintenance("m1", "20T22:00 21T04:00", "run: 1, networkBoot: Once")
     made = Record(runs={"m1": Run(1, at("20T22:05"), at("21T04:00"))})
-    decisions = decided(*CONFIGURED[:2], *images, *CONFIGURED[4:], run, files=FILES)
-    document = listing(rendered(decisions, at(now), made))
+    document = listing(rendered(decided(*CONFIGURED[:2], *images, *CONFIGURED[4:], run, files=FILES), at(now), made))
     assert datetime.fromisoformat(document["ends"]["since"]) == at(since)
     entry = document["contents"][document["ends"]["files"][ENTRY][0]]
     assert "flatcar-1" in entry and "memtest-7" not in entry
@@ -200,8 +196,7 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
 def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_another_window_follows() -> None:
     first, second = maintenance("m1", "20T22:00 20T23:00"), maintenance("m2", "20T23:00 21T01:00")
     documents = (OUTPUTS, *SEED[1:-1], policy("web", often="Once"), first, second)
-    document = listing(rendered(decided(*documents), at("20T22:30"), Record()))
-    texts = document["contents"].values()
+    texts = listing(rendered(decided(*documents), at("20T22:30"), Record()))["contents"].values()
     assert texts and not any("flatcar-1" in text or "memtest-7" in text for text in texts)
 
 
@@ -214,8 +209,7 @@ def test_a_maintenance_without_an_end_is_ended_by_a_copy_within_the_hour() -> No
 def test_what_a_copy_boots_after_a_window_has_its_data_there_before() -> None:
     decisions = decided(*CONFIGURED, ONE, files=FILES)
     found = rendered(decisions, at("20T22:30"))
-    after = rendered(decisions, at("20T23:00"))
-    named = {path for path in after.files if path.startswith("boot/o/")}
+    named = {path for path in rendered(decisions, at("20T23:00")).files if path.startswith("boot/o/")}
     assert named and named <= found.files.keys()
 
 

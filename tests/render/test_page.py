@@ -48,8 +48,6 @@ Push = Callable[[dict[str, str]], object]
 
 @pytest.fixture
 def push(repository: Repository, instance: Instance) -> Push:
-    """What pushes files, and lets the instance publish them."""
-
     def pushed(files: dict[str, str]) -> None:
         repository.push(files)
         instance.reconcile(BEFORE)
@@ -58,7 +56,6 @@ def push(repository: Repository, instance: Instance) -> Push:
 
 
 def said(output: Path, name: str) -> Any:
-    """What a script brings to the page, as the page's function is called."""
     called, value = json.loads(
         "[" + (output / PAGE_DATA / f"{name}.js").read_text()[len("gitboot(") : -len(");\n")] + "]"
     )
@@ -72,7 +69,6 @@ def dates(output: Path) -> dict[str, int]:
 
 
 def rewritten(output: Path, before: dict[str, int]) -> set[str]:
-    """The files of the page that are not as they were."""
     now = dates(output)
     return {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
 
@@ -84,7 +80,6 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
 
 
 def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
-    """Return file and line of each field of a server, as the page does: by field, and maintenance if there is one."""
     server, shared = said(output, f"server/{name}"), said(output, "location/shared")
     file, above = said(output, f"location/{server['shard']}")[name]
 
@@ -104,7 +99,6 @@ def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
 
 
 def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
-    """Return file and line of each field that the policy sets, as `gitboot explain` shows them."""
     done = CliRunner().invoke(cli, ["explain", name, "--path", str(work), "--records", "fresh", "-o", "json"])
     assert done.exit_code == 0, done.output
     reasons = json.loads(done.stdout)["reasons"]
@@ -117,8 +111,7 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(push: Push, i
     push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
     others = rewritten(instance.output, before)
     (shard,) = (path for path in others if path.startswith("data/shard/"))
-    place = f"data/location/{Path(shard).name}"
-    assert others - {place} == {"data/server/web07.js", "data/fleet.js", shard}
+    assert others - {f"data/location/{Path(shard).name}"} == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
     assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
     assert verify(instance.output) == ()
@@ -130,8 +123,7 @@ def test_lines_of_a_shared_document_that_moved_rewrite_one_file(
     policy = (repository.work / "06.yaml").read_text()
     before = dates(instance.output)
     push({"06.yaml": f"# moved\n{policy}"})
-    others = rewritten(instance.output, before)
-    assert others == {"data/fleet.js", "data/location/shared.js"}
+    assert rewritten(instance.output, before) == {"data/fleet.js", "data/location/shared.js"}
     assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
     assert verify(instance.output) == ()
 
@@ -158,7 +150,7 @@ def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_belo
 
 
 def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, instance: Instance) -> None:
-    """Also of values that are not written, and of documents that share a file."""
+    # Also of values that are not written, and of documents that share a file.
     more = "vars: {console: ttyS1}, kernelArguments: [debug, 'console=ttyS0'], pin: {image: flatcar-1, reason: GPU}"
     together = "---\n".join((MORE["servers/web02.yaml"], server("web03", "role: web", more), policy("rest", "None")))
     git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")
@@ -195,8 +187,7 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(push
     before = (instance.output / "ops/servers/web01.json").read_bytes()
     push({"01.yaml": server("web01", "role: web", QUIET)})
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
-    after = (instance.output / "ops/servers/web01.json").read_bytes()
-    assert json.loads(before)["plan"] == json.loads(after)["plan"]
+    assert json.loads(before)["plan"] == json.loads((instance.output / "ops/servers/web01.json").read_bytes())["plan"]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +249,7 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
     again = LeftStatus(tmp_path, lambda: AFTER)
     assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
-    unknown = again.write(Status(accepted="deadbeef").facts())["accepted"]
-    assert unknown["changed"] == []
+    assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
     later = replace(changed, commit="beef", changed=3)
     told = again.write(Status(accepted="beef", changed=(later,)).facts())["accepted"]["lately"]
     assert [(each["commit"], each["at"], each["changed"]) for each in told] == [

@@ -43,7 +43,6 @@ def state(*documents: str, record: Record | None = None) -> RenderedState:
 
 
 def at_entry(found: RenderedState, instant: datetime) -> Turn | None:
-    """What the entry answers."""
     return turn_of(found.published.paths[ENTRY], instant)[0]
 
 
@@ -108,8 +107,7 @@ def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
 
 
 def test_what_a_server_is_found_by_is_said() -> None:
-    documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
-    decisions = decided(*documents)
+    decisions = decided(*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
     about = About(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
     found = server_state(decisions, decisions.servers["web01"], None, NOON, about).published
     uuid = SystemUuid(uuid_of("web01"))
@@ -123,8 +121,7 @@ def test_what_a_server_is_found_by_is_said() -> None:
 
 
 def test_an_interface_that_may_not_boot_is_the_servers_and_says_nothing_of_its_boots() -> None:
-    outputs = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]")
-    decisions = decided(outputs, *ONCE[1:])
+    decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]"), *ONCE[1:])
     about, record = About(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
     found = server_state(decisions, decisions.servers["web01"], record, NOON, about)
     assert "mac/52-54-00-99-99-99" in found.published.identities
@@ -277,8 +274,7 @@ def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
     first = maintenance("a", "20T13:00 20T15:00")
     over = maintenance("b", "20T14:00 20T15:00", "priority: 1, networkBoot: Once", boots="web")
     restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
-    seed = (restricted, *SEED[1:-1], policy("web", often="Never"))
-    found = state(*seed, first, over)
+    found = state(restricted, *SEED[1:-1], policy("web", often="Never"), first, over)
     assert [instant for instant, _ in found.later] == [at("20T13:00"), at("20T14:00"), at("20T15:00")]
     versions = found.published.paths[ENTRY]
     assert [version.since for version in versions] == [at("20T13:00"), at("20T14:00")]

@@ -46,7 +46,6 @@ def made(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None =
 
 
 def told(text: str, keys: TokenKeys = KEYS) -> str:
-    """The user data that a machine is given for its installation."""
     found = made(text, keys=keys)
     (path,) = [path for path in found.boot_files if "/data/" in path and path.endswith("user-data")]
     return found.boot_files[path].content.decode()
@@ -110,7 +109,7 @@ ENCODINGS: Final = {
 
 @pytest.mark.parametrize("written", ENCODINGS.values(), ids=ENCODINGS)
 def test_t6_a_template_may_have_put_it_in_base64(written: str) -> None:
-    """What is told is what the template would have made of the published path itself."""
+    # What is told is what the template would have made of the published path itself.
     text = f"#cloud-config\n- {written} and {written}\n"
     path = f"http://boot.test/v1/boot/{MAC}/provisioned/"
     assert told(text) == told(text.replace("urls.provisioned", f"'{path}{NAME}'"))
@@ -131,15 +130,14 @@ def test_t6_wherever_in_base64_a_token_stands_its_name_takes_its_place(
         inner = b64encode(before + name.encode() + after)
         return name.encode() + inner + b64encode(around + inner + beyond)
 
-    found = names.files({"boot/x": File(written(token))})["boot/x"].content
-    assert found == written(token_in(path) or "")
+    assert names.files({"boot/x": File(written(token))})["boot/x"].content == written(token_in(path) or "")
 
 
 # Whose it is
 
 
 def test_t6_an_endpoint_answers_and_writes_down_the_token_itself() -> None:
-    """Whoever computes it from what Git says is answered as for any other path that does not exist."""
+    # Whoever computes it from what Git says is answered as for any other path that does not exist.
     with site(made(SAID)) as there, there.serve() as url:
         script = get(url + ENTRY).text
         (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
@@ -177,7 +175,6 @@ def test_t6_a_maintenance_has_a_name_too() -> None:
 
 
 def contents_at(state: RenderedState, path: str) -> str:
-    """What is answered there now; nothing where there is no such path."""
     contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in state.files.values()}
     return contents[state.published.paths[path][0].content] if path in state.published.paths else ""
 

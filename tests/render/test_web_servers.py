@@ -58,7 +58,6 @@ SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published tree with artifacts."""
     root = tmp_path_factory.mktemp("tree")
     Site(root).publish(FLEET)
     folder = root / f"boot{ARTIFACTS}"
@@ -78,7 +77,6 @@ def endpoint(output: Path) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module", params=["nginx", "caddy"])
 def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
-    """A mirror of the tree by the configuration that stands in it."""
     running = nginx if request.param == "nginx" else caddy
     with running(output / "boot", output / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
         yield mirror
@@ -310,8 +308,7 @@ def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(outpu
     path = "/unknown.ipxe"
     before = client.get(path)
     Site(output).publish(replace(FLEET, shared={**FLEET.shared, f"boot{path}": File(b"#!ipxe\n")}), commit="feed")
-    known = {"if-none-match": before.headers["etag"]}
-    after = client.get(path, headers=known)
+    after = client.get(path, headers={"if-none-match": before.headers["etag"]})
     assert (after.status_code, after.content) == (200, b"#!ipxe\n")
     assert after.headers["last-modified"] != before.headers["last-modified"]
     assert client.get(path, headers={"if-none-match": after.headers["etag"]}).status_code == 304
@@ -323,7 +320,6 @@ def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(outpu
 
 @pytest.fixture(scope="module")
 def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published tree with a path of each kind."""
     root = tmp_path_factory.mktemp("every") / "output"
     root.mkdir()
     Site(root).publish(mirrors.FLEET_OF_EVERY_PATH)
@@ -332,7 +328,6 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answered(every: Path) -> dict[str, httpx.Response]:
-    """Return what an endpoint answers."""
     with Site(every).serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         return {path: client.get(path) for path in mirrors.EVERY_PATH}
 
@@ -408,7 +403,6 @@ def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(ev
 
 
 def _observed(mirror: Mirror, begins: int) -> list[str]:
-    """Return the paths that the lines of a log since this byte are evidence for."""
     lines = mirror.log.read_bytes()[begins:].splitlines()
     return [found.path for line in lines if isinstance(found := read(line), Observation)]
 
@@ -423,7 +417,6 @@ def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
 
 @pytest.fixture
 def logged(mirror: Mirror) -> Callable[[int], list[Told]]:
-    """What reads so many new lines of the log."""
     begins = mirror.log.stat().st_size if mirror.log.exists() else 0
 
     def new(count: int) -> list[Told]:
@@ -497,8 +490,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     assert verified("--tree", output, mirror.url) == (0, {"files": len(_boot_files()), "items": []})
     client.get("/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
-    found = logged(1)
-    assert [each for each in found if isinstance(each, Observation)] == []
+    assert [each for each in logged(1) if isinstance(each, Observation)] == []
 
 
 # gitboot read-access-logs
@@ -517,8 +509,7 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
-    second = captured("read-access-logs", mirror.log, "--spool", spool)
-    assert second.stdout == "0 lines read, 0 observed\n"
+    assert captured("read-access-logs", mirror.log, "--spool", spool).stdout == "0 lines read, 0 observed\n"
 
 
 def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ WINDOW = maintenance("repair", "20T22:00 21T04:00")
 
 
 def problems(*documents: str, files: dict[str, str] | None = None) -> tuple[Problem, ...]:
-    """The problems that speak against a fleet; none: it is valid."""
     try:
         return decided(*documents, files=files).warnings
     except InvalidRepository as error:
@@ -61,7 +60,6 @@ def codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
 
 
 def boots(instant: datetime, *documents: str, record: Record | None = None) -> str:
-    """The image that web01 boots, "disk", or "no plan"."""
     found = planned(instant, *documents, record=record)
     if found is None:
         return "no plan"
@@ -69,18 +67,15 @@ def boots(instant: datetime, *documents: str, record: Record | None = None) -> s
 
 
 def boot_of(*documents: str, files: dict[str, str] | None = None) -> Boot:
-    """The boot that is decided for web01, which has one."""
     (boot,) = decision("web01", *documents, files=files).boots
     return boot
 
 
 def seed(web01: str = "", spec: str = "", *, often: str = "Always") -> tuple[str, ...]:
-    """The seed with more fields of web01 and of its policy."""
     return (SEED[0], server("web01", "role: web", web01), *SEED[2:-1], policy("web", spec=spec, often=often))
 
 
 def booting(image_spec: str, profile_spec: str = "", policy_spec: str = "", **more: str) -> tuple[str, ...]:
-    """A fleet of web01 and one image, with its ``artifacts``, by a ``method`` and under a ``firmware``."""
     return (
         fleet(),
         server("web01", firmware=more.get("firmware", "UEFI")),
@@ -285,8 +280,7 @@ def test_r4_raising_a_percentage_only_adds() -> None:
 def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
     # sha256("flatcar-stable\0" + uuid) begins 0x8a2f9c…: worked out with sha256sum, not with gitboot.
     uuid = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
-    first = hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]
-    place = int.from_bytes(first) / 2**64 * 100
+    place = int.from_bytes(hashlib.sha256(b"flatcar-stable\0" + uuid.encode()).digest()[:8]) / 2**64 * 100
     assert not in_rollout("flatcar-stable", uuid, int(place))  # type: ignore[arg-type]
     assert in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
 
@@ -355,7 +349,6 @@ FETCHED = Record(
 
 
 def given_twice(key: str) -> Record:
-    """What is recorded once an installer was given its second boot."""
     attempt = InstallAttempt(key=key, number=1, boots=(FIRST, LAST), started=FIRST, started_boot=1)
     return replace(FETCHED, attempts=(attempt,))
 
@@ -445,8 +438,7 @@ def test_r6_image_and_method_agree(
 ) -> None:
     spec = profile_spec.replace("@", "userData: {format: Ignition/3.4, template: web.ign}")
     documents = booting(image_spec, spec, artifacts=artifacts, method=method, firmware=firmware)
-    files = {"web.ign": IGNITION} if "@" in profile_spec else None
-    assert codes(*documents, files=files) == expected, case
+    assert codes(*documents, files={"web.ign": IGNITION} if "@" in profile_spec else None) == expected, case
 
 
 @for_each(
@@ -535,7 +527,6 @@ def test_r7_user_data_may_show_the_arguments_and_arguments_its_url() -> None:
 
 
 def skew(mode: str, minimum: str) -> tuple[str, ...]:
-    """A stream with a minimum version, of which web01 boots version 1 by a hold."""
     hold = HOLD.replace("flatcar-0", "flatcar-1")
     spec = f"current: flatcar-2, {hold}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
     stream = document("ImageStream", "flatcar", spec)
@@ -557,7 +548,6 @@ def inheriting(*policies: str) -> tuple[str, ...]:
 
 
 def declaring(number: str) -> tuple[str, ...]:
-    """A fleet whose documents declare what is provisioned."""
     annotations = f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:"
     declares = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
     return (declares, server("web01", "role: web").replace("labels:", annotations), *SEED[2:])
@@ -721,8 +711,7 @@ def test_the_override_that_a_plan_wants(
     ],
 )
 def test_r10_the_next_transition(windows: tuple[str, ...], instant: str, expected: str | None) -> None:
-    found = decision("web01", *SEED, *windows)
-    assert transition(found, at(instant), None) == (at(expected) if expected else None)
+    assert transition(decision("web01", *SEED, *windows), at(instant), None) == (at(expected) if expected else None)
 
 
 def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None:

@@ -78,11 +78,9 @@ def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedF
 
 
 def _laid_out_anew(documents: Iterable[Document], order: random.Random) -> dict[str, str]:
-    """The same documents in a few files of any name, with their keys in any order."""
     files: defaultdict[str, str] = defaultdict(str)
     for each in order.sample(list(documents), len(list(documents))):
-        path = order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])
-        files[path] += f"---\n{in_json(shuffled(each, order))}"
+        files[order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])] += f"---\n{in_json(shuffled(each, order))}"
     return files
 
 
@@ -149,7 +147,6 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
 
 
 def made_of(asked: str) -> str:
-    """All files of fleets at their instants, none of their servers installed: JSON in, JSON out."""
     made = []
     for texts, instant in json.loads(asked):
         decisions = decided_of(*texts)
@@ -171,7 +168,7 @@ def test_r8_plans_of_one_digest_are_one_plan(fleet: GeneratedFleet) -> None:
 
 
 def test_r8_plans_that_want_different_overrides_have_different_digests() -> None:
-    """Always sets anew after each reset that consumed the override, Once does not."""
+    # Always sets anew after each reset that consumed the override, Once does not.
     always, once = (
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
@@ -207,8 +204,6 @@ def test_r10_a_plan_holds_until_its_next_transition_and_changes_at_it(fleet: Gen
 
 
 def _check_transition(decision: Decision, record: Record | None, instant: datetime, following: datetime) -> None:
-    """The promise of one plan, looked at again ``following`` it and right around its next transition."""
-
     def shown(at: datetime) -> str | None:
         planned = plan(decision, at, record)
         assert planned is None or planned.next_transition == transition(decision, at, record)
@@ -243,7 +238,6 @@ def test_r2_an_active_maintenance_always_wins_and_no_other_ever_does(fleet: Gene
 
 
 def _active(fleet: GeneratedFleet, server: Document, instant: datetime) -> list[Document]:
-    """The maintenances that select a server and are active, the one with the highest priority last."""
     active = []
     for each in fleet.of("Maintenance"):
         start, end = bounds(each["spec"])
@@ -270,7 +264,6 @@ def _check_maintained(planned: BootPlan, winner: Document, record: Record | None
 
 
 def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:
-    """How often the network boot that a plan is of may be made."""
     decision = decisions.servers[planned.server]
     if planned.maintenance is None:
         assert decision.policy is not None
@@ -340,8 +333,7 @@ def test_r11_a_change_to_one_servers_document_changes_no_other_server(
 ) -> None:
     name = data.draw(st.sampled_from(fleet.names("Server")))
     changed = data.draw(server_documents(name, policies=fleet.names("BootPolicy"), bios=fleet.bios))
-    before, after = decided(fleet.documents), decided(fleet.having(changed).documents)
-    assert _without(after, name) == _without(before, name)
+    assert _without(decided(fleet.having(changed).documents), name) == _without(decided(fleet.documents), name)
 
 
 def _without(decisions: Decisions, *names: str) -> dict[str, Decision]:
@@ -358,8 +350,7 @@ def test_r11_what_selects_and_names_nothing_else_changes_nothing(fleet: Generate
         document("BootPolicy", "aside", boots | {"networkBoot": "Always"}),
         document("Maintenance", "aside", boots),
     ]
-    added = fleet.having(*data.draw(st.permutations(aside)))
-    before, after = decided(fleet.documents), decided(added.documents)
+    before, after = decided(fleet.documents), decided(fleet.having(*data.draw(st.permutations(aside))).documents)
     assert after.servers == before.servers
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
 

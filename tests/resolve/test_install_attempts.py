@@ -88,8 +88,7 @@ def test_e11_e12_a_server_without_a_record_is(
     found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
     assert found.known is known
     assert found.why
-    record = found.record(decided)
-    boots = plan(decided, at("20T12:00"), record)
+    boots = plan(decided, at("20T12:00"), found.record(decided))
     assert boots is not None
     assert (boots.phase is Phase.NETWORK) == (known is not Known.UNKNOWN and decided.provision > 0)
 
@@ -111,7 +110,6 @@ def test_e12_a_machine_that_is_not_new_is_unknown(seen: set[SystemUuid], carries
 
 
 def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
-    """The record once a maintenance's boot was made in its window."""
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
     return ran(record, maintenance.name, run, once=True, overwrites=writes_disk)
@@ -185,11 +183,9 @@ def test_e17_the_run_of_a_later_window_is_set_for_a_reason_of_its_own() -> None:
         web01("provision: 1", maintenance("wipe", window, "networkBoot: Once", boots="bios")).maintenances[0]
         for window in ("20T22:00 21T04:00", "27T22:00 28T04:00")
     )
-    reasons = {run_reason(first, None), run_reason(first, MADE), run_reason(later, Record())}
-    assert reasons == {"maintenance/wipe/1"}
+    assert {run_reason(first, None), run_reason(first, MADE), run_reason(later, Record())} == {"maintenance/wipe/1"}
     assert run_reason(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
-    again = booted(MADE, later, at("27T23:00"))
-    assert again.runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
+    assert booted(MADE, later, at("27T23:00")).runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
 
 
 def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:

@@ -147,8 +147,7 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
 )
 def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
     found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
-    record = replace(BEGUN, evidence=evidence)
-    planned = plan(found, NOON + timedelta(minutes=30), record)
+    planned = plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
     assert planned is not None
     assert [each is not None for each in media_urls(planned, KEYS)] == [lies, lies]
 

@@ -1,4 +1,6 @@
-"""What selects a server is the same whether it was worked out for another one that looks alike, or anew."""
+"""Selection of servers, and the deadlines of pins and holds."""
+
+from __future__ import annotations
 
 import random
 from collections.abc import Iterable
@@ -12,10 +14,11 @@ from gitboot.evaluator.evaluation_result import commit_of
 from gitboot.model.fields import read
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
+from gitboot.problems import Severity
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.policy_selection import Selecting
-from tests.helpers.fleets import fleet, image, policy, profile, repository, server
+from gitboot.resolve.policy_selection import Selecting, opt_outs, overdue
+from tests.helpers.fleets import SEED, at, document, fleet, image, policy, profile, repository, server
 
 _LABELS: Final = [
     ", ".join(filter(None, each))
@@ -37,7 +40,7 @@ def test_what_selects_a_server_does_not_depend_on_those_before_it() -> None:
 
 
 def test_at_which_site_the_servers_of_a_fleet_are_is_worked_out_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each with a selection of its own: a command took time by servers times sites."""
+    # Each with a selection of its own: a command took time by servers times sites.
     made = list[int]()
 
     class Counted(Selecting[Site]):
@@ -74,3 +77,49 @@ def _selector(draw: random.Random) -> object:
         case 2 if expressions:
             return {"matchExpressions": expressions}
     return {"matchLabels": {"role": draw.choice("ab")}, "matchExpressions": expressions}
+
+
+UNTIL = "until: 2026-11-20T12:00:00Z"
+FLEET = repository(
+    SEED[0],
+    server("web01", "role: web", f"pin: {{image: flatcar-0, reason: NET-412, {UNTIL}}}"),
+    server("web02", "role: web", "pin: {image: flatcar-0, reason: for ever}"),
+    server("web03", "role: web"),
+    *SEED[2:],
+    image("flatcar-0"),
+    document(
+        "ImageStream",
+        "flatcar",
+        f"current: flatcar-1, holds: [{{select: All, image: flatcar-0, reason: ZFS, {UNTIL}}}]",
+    ),
+)
+
+
+DECIDED = decide(FLEET).servers["web01"]
+
+
+@pytest.mark.parametrize(
+    ("instant", "late"),
+    [("20T11:59:59", []), ("20T12:00", ["a hold of flatcar", "the pin of web01"])],
+)
+def test_a_deadline_that_is_past_is_a_warning(instant: str, late: list[str]) -> None:
+    problems = list(overdue(FLEET, at(instant)))
+    assert sorted(problem.message.partition(" to ")[0] for problem in problems) == late
+    for problem in problems:
+        assert (problem.code, problem.severity) == ("GB2016", Severity.WARNING)
+    assert decide(FLEET).servers["web01"] == DECIDED  # whatever the hour
+
+
+def test_a_deadline_is_shown_where_it_is_written() -> None:
+    (problem, _) = sorted(overdue(FLEET, at("21T00:00")))
+    assert problem.path == "001.yaml"
+    text = server("web01", "role: web", f"pin: {{image: flatcar-0, reason: NET-412, {UNTIL}}}").splitlines()
+    assert (problem.line, problem.column) == (4, text[3].index("2026-11-20T12") + 1)
+
+
+def test_every_pin_and_hold_is_listed_with_its_reason() -> None:
+    assert [(each.what, each.image, each.reason) for each in opt_outs(FLEET)] == [
+        ("the pin of web01", "flatcar-0", "NET-412"),
+        ("the pin of web02", "flatcar-0", "for ever"),
+        ("a hold of flatcar", "flatcar-0", "ZFS"),
+    ]

@@ -133,8 +133,7 @@ def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: d
     ],
 )
 def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, expected: str) -> None:
-    seed = (SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:])
-    decided = decision("web01", *seed)
+    decided = decision("web01", SEED[0], server("web01", "role: web", f"provision: {provision}"), *SEED[2:])
     adopted = Record(provision=provision, image="flatcar-1", pool="web", decision=decided.digest, evidence="Adopted")
     records = first_records([decided], {WEB01: Record()} if known else {}, adopt_all=adopt_all)
     by_word = {"adopted": [(WEB01, "web01", adopted)], "pending": [(WEB01, "web01", Record())], "left alone": []}
@@ -145,9 +144,8 @@ def test_first_records(case: str, provision: int, known: bool, adopt_all: bool, 
     ("provision", "adopt_all", "is_provisioned"), [(0, False, True), (1, True, True), (1, False, False)]
 )
 def test_a_parked_server_is_known_as_any_other(provision: int, adopt_all: bool, is_provisioned: bool) -> None:
-    """Else it would count as seen for the first time when it is active again, and be installed once more."""
-    spec = f"lifecycle: Parked, provision: {provision}"
-    parked = (SEED[0], server("web01", "role: web", spec), *SEED[2:])
+    # Else it would count as seen for the first time when it is active again, and be installed once more.
+    parked = (SEED[0], server("web01", "role: web", f"lifecycle: Parked, provision: {provision}"), *SEED[2:])
     ((_, _, record),) = first_records([decision("web01", *parked)], {}, adopt_all=adopt_all)
     assert (record.provision == provision) == is_provisioned
 

@@ -382,7 +382,6 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def looked_at(text: str) -> list[Secret]:
-    """What a text gives away that nobody has looked at before."""
     secret_scan._line.cache_clear()
     secret_scan._rules_for.cache_clear()
     return secrets(text)
@@ -419,7 +418,7 @@ def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
 
 @for_each("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
 def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: TokenRule) -> None:
-    """Their words again and again, with letters and with parts that never become a token."""
+    # Their words again and again, with letters and with parts that never become a token.
     words = dict.fromkeys(each for word in rule.words for each in (word, word.upper(), word.capitalize()))
 
     def text(size: int) -> str:
@@ -431,7 +430,7 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
 
 @for_each("kind", KINDS)
 def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str) -> None:
-    """Wherever a line is broken."""
+    # Wherever a line is broken.
     secret = f"password: a\n{KINDS[kind]} {KINDS[kind]}\nuser: b"
     texts = [secret, *(f"{secret[:at]}\n{secret[at:]}" for at in range(0, len(secret), 3 + len(secret) // 50))]
     for rule in (rule for rule in RULES if rule.in_line):

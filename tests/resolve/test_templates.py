@@ -645,14 +645,14 @@ def test_an_odd_template(case: str, source: str, context: dict[str, object], exp
 
 
 def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
-    """Not a warning of Python's compiler on stderr, where an instance's events stand."""
+    # Not a warning of Python's compiler on stderr, where an instance's events stand.
     with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
         TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})
 
 
 @for_each("name", sorted(FILTERS))
 def test_t4_no_filter_takes_an_argument_that_lets_it_grow(name: str) -> None:
-    """0.1.0 indented by four thousand million columns where a template asked it to."""
+    # 0.1.0 indented by four thousand million columns where a template asked it to.
     arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
     values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was ever used is what is used now: proc(5)

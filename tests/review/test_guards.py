@@ -221,9 +221,8 @@ LINE = f"Gitboot-Ack: {DIGEST} maxReinstalls"
     ],
 )
 def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None:
-    found = acknowledgements([Message("c1", message)], DIGEST)
-    assert set(found.given) == {(DIGEST, "maxReinstalls")}
-    assert found.unheeded == ()
+    given, unheeded = acknowledgements([Message("c1", message)], DIGEST)
+    assert (set(given), unheeded) == ({(DIGEST, "maxReinstalls")}, ())
 
 
 @for_each(
@@ -243,24 +242,21 @@ def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None
     ],
 )
 def test_a_line_that_is_wrong_acknowledges_nothing_and_is_told(line: str, why: str) -> None:
-    found = acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
-    assert not found.given
-    (unheeded,) = found.unheeded
-    assert (unheeded.commit, unheeded.line) == ("c1", line)
+    given, (unheeded,) = acknowledgements([Message("c1", f"Bump\n\n{line}\n")], DIGEST)
+    assert (given, unheeded.commit, unheeded.line) == ({}, "c1", line)
     assert why in unheeded.why
 
 
 def test_a_message_of_eight_times_as_many_empty_lines_takes_no_more_than_its_share() -> None:
     def read(size: int) -> None:
-        assert acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST).given
+        assert acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST)[0]
 
     assert growth(read, 10_000) < AT_MOST
 
 
 @for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
 def test_what_is_no_acknowledgement_is_none(message: str) -> None:
-    found = acknowledgements([Message("c1", message)], DIGEST)
-    assert (found.given, found.unheeded) == ({}, ())
+    assert acknowledgements([Message("c1", message)], DIGEST) == ({}, ())
 
 
 def test_an_acknowledgement_counts_for_its_guard_and_its_digest_alone() -> None:

@@ -39,9 +39,8 @@ from tests.helpers.instance_in_process import Bench, in_process
 from tests.helpers.redfish_double.machine import Answer, Boot, Machine
 from tests.helpers.redfish_double.profiles import ENABLED, Json
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, git
+from tests.helpers.running_instance import Repository, git, ran_until
 from tests.helpers.signed_lists import assert_list_is_whole, files_in
-from tests.publish.test_publisher_kill import ran_until
 from tests.scenarios.test_installations import INSTALLS, World, shown
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 

@@ -25,7 +25,7 @@ from tests.helpers.instance_with_bmcs import POOL
 from tests.helpers.mirrors import CACHES, WAYS, Way, broken, endpoint_at, unconfigured_nginx
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_mirror_program import MirrorHost
-from tests.render.test_boot_files_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
+from tests.render.test_boot_files import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))

@@ -25,7 +25,7 @@ from gitboot.fleet.revision import BlobId
 from gitboot.publish.publisher import Directory
 from gitboot.render.paths import File
 from gitboot.status.conditions import Event
-from gitboot.status.work_progress import EVERY_S, FIRST_S, Underway, Work, WorkListener, counted
+from gitboot.status.work_progress import BOUNDS_S, EVERY_S, FIRST_S, Laps, Stage, Underway, Work, WorkListener, counted
 from tests.helpers import endpoints, http_peers
 from tests.helpers.disks_and_terminals import shown
 from tests.helpers.endpoints import site as new_site
@@ -238,3 +238,28 @@ def test_on_a_terminal_the_next_line_takes_its_place() -> None:
     first, second = shown(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
     assert first.endswith("half") and "\n" not in first
     assert second.startswith("\x1b[K") and second.endswith("all\n")
+
+
+def test_a_lap_is_what_has_passed_since_the_one_before() -> None:
+    now_s = [0.0]
+    laps = Laps(lambda: now_s[0])
+    lap = laps.start()
+    for stage, at_s in ((Stage.ACCEPT, 2), (Stage.PLAN, 3)):
+        now_s[0] = at_s
+        lap(stage)
+    now_s[0] = 50
+    lap.end(Stage.RECONCILE)
+    assert {stage: each["seconds"] for stage, each in laps.facts().items()} == {
+        "accept": 2.0,
+        "plan": 1.0,
+        "reconcile": 50.0,
+    }
+
+
+def test_each_duration_is_counted_once_in_the_first_bucket_that_it_does_not_exceed() -> None:
+    laps = Laps()
+    for seconds in (0, *BOUNDS_S, 300.001, 1e9):
+        laps.add(Stage.FETCH, seconds)
+    (found,) = laps.facts().values()
+    assert found["boundsS"] == list(BOUNDS_S)
+    assert found["counts"] == [2, *([1] * (len(BOUNDS_S) - 1)), 2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -44,9 +44,8 @@ from gitboot.cli.options import (
 from gitboot.cli.problem_formats import FORMATS, counted
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import AssetError, InvalidRepository, UsageError
-from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.resources import Id
 from gitboot.jsonio import Digest, document, facts
-from gitboot.model.boot_image import BootImage
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.model.server import Architecture
@@ -185,21 +184,18 @@ def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisi
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:
-            hint = did_you_mean(site, decisions.sites, "the Fleet names those that there are")
-            raise UsageError(f"there is no site {site!r}; {hint}")
+            hint = "the Fleet names those that there are"
+            raise UsageError(f"there is no site {site!r}; {did_you_mean(site, decisions.sites, hint)}")
     named = named_artifacts(decisions, {name: site.name for name, site in sites_of(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
 
-def fetchers_of(base_url: str, assets: Path | None, registries: Registries | None = None) -> Fetchers:
+def fetchers_of(base_url: str, assets: Path | None, registries: Registries) -> Fetchers:
     """Whoever fetches from web servers, from a directory that is served below the base URL, and from registries."""
-    web = WebFetcher()
-    by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
+    web, base = WebFetcher(), f"{base_url}/assets/"
+    by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
-        base = f"{base_url}/assets/"
         by_prefix[base] = FolderFetcher(assets, base)
-    if registries is not None:
-        by_prefix["oci://"] = RegistryFetcher(registries)
     return Fetchers(by_prefix)
 
 
@@ -257,32 +253,23 @@ def signatures(
         assets,
         opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
     )
+    problems: list[Problem] = []
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
-        problems = tuple(sorted(_problems(fleet, images, check, required=required)))
+        checked = ((Id("BootImage", image.metadata.name), each) for image in images for each in check.files(image))
+        for name, each in checked:
+            if each.fault is None and each.by is not None:
+                continue
+            severity = Severity.ERROR if required or each.fault is not None else Severity.WARNING
+            found = f"is {each.fault}" if each.fault is not None else "has no signature"
+            message, hint = f"{'.'.join(map(str, each.at[2:]))} of {name} {found}", Code.NOT_VOUCHED_FOR.hint
+            problems.append(fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity))
+    problems.sort()
     write_outputs(outputs, **{name: partial(write, problems, prefix_of(path)) for name, write in FORMATS.items()})
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {count(len(images), 'image')}, {counted(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
-
-
-def _problems(
-    fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
-) -> Iterator[Problem]:
-    hint = Code.NOT_VOUCHED_FOR.hint
-    for image in images:
-        name = Id("BootImage", image.metadata.name)
-        for each in check.files(image):
-            what = ".".join(map(str, each.at[2:]))
-            if each.fault is not None:
-                yield fleet.problem(
-                    Code.NOT_VOUCHED_FOR, f"{what} of {name} is {each.fault}", name, *each.at, hint=hint
-                )
-            elif each.by is None:
-                severity = Severity.ERROR if required else Severity.WARNING
-                message = f"{what} of {name} has no signature"
-                yield fleet.problem(Code.NOT_VOUCHED_FOR, message, name, *each.at, hint=hint, severity=severity)
 
 
 @command.command()
@@ -443,7 +430,16 @@ def verify(
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
     seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
-    write_outputs(outputs, json=partial(_as_json, found, seen), text=partial(_as_text, found, seen))
+    items = [
+        {
+            **{name: value for name, value in facts(each).items() if name != "file"},
+            **facts(each.file),
+            **facts(seen[each.file]),
+            "unbootable": _unbootable(each, seen[each.file]),
+        }
+        for each in found
+    ]
+    write_outputs(outputs, json=partial(document, items=items), text=partial(_as_text, found, seen))
     if any(_unbootable(each, seen[each.file]) is not None for each in found):
         context.exit(Exit.PARTIAL)
     context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)
@@ -476,17 +472,7 @@ def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:
     return unbootable_by_firmware(sighting.head) if each.by_firmware and sighting.is_there else None
 
 
-def _as_json(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-    items = []
-    for each in found:
-        sighting = seen[each.file]
-        items.append({**facts(each), **facts(each.file), **facts(sighting), "unbootable": _unbootable(each, sighting)})
-        del items[-1]["file"]
-    return document(items=items)
-
-
 def _as_text(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting]) -> str:
-    """A table of the artifacts by which something is not in order, why, and how many each site has of what."""
     rows, lines = [], []
     for each in found:
         sighting = seen[each.file]

@@ -1,57 +1,69 @@
-"""`gitboot bmc`: boot overrides, looked at or seen to by hand."""
+"""`gitboot bmc`: boot overrides and power, looked at or seen to by hand, and BMCs found in a network."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from gitboot.bmc.credentials import FILE, as_file, pair_of
+from gitboot.bmc.power_steps import PowerAction
+from gitboot.bmc.scan import Comparison, FoundServer, Probe, addresses, compare, document_for, name_for, scan
 from gitboot.bmc.worker_pool import connections
 from gitboot.child_processes import raise_limits
-from gitboot.cli.commands.bmc_power import power
-from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.instance_client import chosen, looked_at, machines_of, meant_by, request
+from gitboot.cli.instance_client import chosen, go_on, looked_at, machines_of, meant_by, request, yes_option
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
+    VARIABLES,
     OutputOption,
     credentials_option,
     now,
     output_option,
     reason_option,
+    rev_option,
     selector_option,
     state_option,
     write_outputs,
 )
 from gitboot.cli.terminal import progress, table, wrapped
-from gitboot.controller.bmcs.manual_tasks import Inspection, inspect, shown, subjects
+from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject, inspect, shown, subjects, switch
 from gitboot.controller.instance.assembly import Look
 from gitboot.controller.instance.state_directory import running
-from gitboot.controller.operator_requests import ACCEPT, BACK, CERTIFICATE, REPLACE, RESOLVE, RETRY, stop_of
+from gitboot.controller.operator_requests import (
+    ACCEPT,
+    BACK,
+    CERTIFICATE,
+    POWER,
+    POWERED,
+    REPLACE,
+    RESOLVE,
+    RETRY,
+    stop_of,
+)
 from gitboot.errors import UsageError
-from gitboot.files import file_below
-from gitboot.fleet.identities import Machine
-from gitboot.jsonio import document
+from gitboot.files import file_below, write_output_file
+from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.identities import machines as described_machines
+from gitboot.jsonio import document, facts
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
 from gitboot.resolve.plan_at_time import plan
 from gitboot.standard_streams import style
 from gitboot.status.conditions import with_state
 from gitboot.text import count, printable, shell_words, some
 
-_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
 _MOST_NAMES: Final = 5
 
 
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def command() -> None:
     """Find, read and set BMCs; switch machines on or off.
 
@@ -60,11 +72,7 @@ def command() -> None:
     """
 
 
-command.add_command(power)
-command.add_command(scan_network)
-
-
-@command.command("get", context_settings=_SETTINGS)
+@command.command("get", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -94,7 +102,7 @@ def get(
         sys.exit(Exit.PARTIAL)
 
 
-@command.command("diff", context_settings=_SETTINGS)
+@command.command("diff", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -137,7 +145,7 @@ def diff(
         sys.exit(Exit.CHANGES)
 
 
-@command.command("apply", context_settings=_SETTINGS)
+@command.command("apply", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -163,7 +171,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     _warn_of_no_name(is_named)
 
 
-@command.command("access-files", context_settings=_SETTINGS)
+@command.command("access-files", context_settings=VARIABLES)
 @state_option
 @credentials_option
 @evaluator_command
@@ -190,7 +198,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
         click.echo(as_file(each.bmc for each in its if each.bmc is not None))
 
 
-@command.command("resolve", context_settings=_SETTINGS)
+@command.command("resolve", context_settings=VARIABLES)
 @click.argument("server")
 @state_option
 @click.option("--consumed", "word", flag_value="consumed", help="The override was set, and the machine booted it.")
@@ -235,14 +243,13 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
         is_named = instance.commit.ledger is not None
     if not asked:
         raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {shell_words(server)}")
-    for kind, facts in asked:
-        click.echo(request(state, kind, facts | {"server": server, "reason": reason}))
+    for kind, details in asked:
+        click.echo(request(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
         _warn_of_no_name(is_named)
 
 
 def _warn_of_no_name(is_named: bool) -> None:
-    """Say where nothing is set at a BMC, whatever was said of it."""
     if not is_named:
         click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
 
@@ -340,7 +347,6 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
 
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
-    """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
         if one.needs_a_person or not one.is_settled:
@@ -373,3 +379,359 @@ def _as_diff(found: list[Inspection], state: Path) -> str:
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])
+
+
+_dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
+_force_option = click.option("--force", is_flag=True, help="At once, without asking the operating system.")
+
+
+@command.group("power", context_settings=VARIABLES)
+def power() -> None:
+    """Show which machines are on; switch or reset them.
+
+    What a machine boots then is what its plan says: the table shows it before anything is sent. Nothing is switched
+    during POST, where the BMC shows that, nor where it shows another machine than the document's. A suspended instance
+    does not keep a person from it.
+    """
+
+
+@power.command("get", context_settings=VARIABLES)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@output_option("text", "json")
+@evaluator_command
+def power_get(
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Show whether SERVERS, or all, are on, and how far they booted.
+
+    Exit codes: 0 where all have answered, else 8.
+    """
+    at = now()
+    subjects = _subjects(servers, selector, state)
+    with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
+        found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.server)
+    items = [
+        {
+            "server": one.subject.server,
+            "uuid": one.subject.uuid,
+            "bmc": one.subject.bmc.address,
+            "answered": one.seen is not None,
+            "power": one.seen.power if one.seen is not None else None,
+            "inPost": one.seen.in_post if one.seen is not None else None,
+            "runsOs": one.seen.runs_os if one.seen is not None else None,
+            "resetTypes": sorted(one.seen.reset_types) if one.seen is not None else [],
+            "why": one.why if one.seen is None else None,
+        }
+        for one in found
+    ]
+    write_outputs(outputs, text=partial(_power_as_text, found), json=partial(document, items=items))
+    if any(one.seen is None for one in found):
+        sys.exit(Exit.PARTIAL)
+
+
+@power.command("on", context_settings=VARIABLES)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@reason_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@evaluator_command
+def power_on(servers: tuple[str, ...], **options: Any) -> None:
+    """Switch SERVERS on. One that is on stays as it is.
+
+    Exit codes: 0 where each is on or was told so, else 8.
+    """
+    _switch("on", servers, force=False, **options)
+
+
+@power.command("off", context_settings=VARIABLES)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@reason_option
+@_force_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@evaluator_command
+def power_off(servers: tuple[str, ...], **options: Any) -> None:
+    """Shut SERVERS down; with --force, switch them off at once.
+
+    Exit codes: 0 where each is off or was told so, else 8.
+    """
+    _switch("off", servers, **options)
+
+
+@power.command("reset", context_settings=VARIABLES)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@credentials_option
+@reason_option
+@_force_option
+@_dry_run_option
+@yes_option
+@output_option("text", "json")
+@evaluator_command
+def power_reset(servers: tuple[str, ...], **options: Any) -> None:
+    """Restart SERVERS; with --force, reset them at once.
+
+    Exit codes: 0 where each was told so, else 8.
+    """
+    _switch("reset", servers, **options)
+
+
+def _switch(
+    what: str,
+    servers: tuple[str, ...],
+    *,
+    selector: str | None,
+    state: Path,
+    credentials: Path | None,
+    reason: str,
+    force: bool,
+    dry_run: bool,
+    yes: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
+    if not servers and selector is None:
+        raise UsageError("name servers, or select them by their labels: -l role=web")
+    action = PowerAction(what)
+    subjects = _subjects(servers, selector, state)
+    with connections(credentials) as kept:
+        switching = partial(switch, action=action, connections=kept, force=force)
+        with progress("BMCs", len(subjects)) as read:
+            found = switching(subjects, send=False, each=read)
+        meant = [one.subject for one in found if one.would_send]
+        if meant and not dry_run:
+            if len(subjects) > 1 or selector is not None:
+                click.echo(_as_table(found), err=True)
+                installs = sum(each.plan is not None and each.plan.writes_disk for each in meant)
+                installing = f", of which {installs} would boot what writes disks" if installs and what != "off" else ""
+                click.echo(f"{what} for {count(len(meant), 'server')}{installing}: {reason}", err=True)
+                go_on(yes=yes)
+            request(state, POWER, {"action": what, "servers": [each.server for each in meant], "reason": reason})
+            with progress("BMCs", len(meant)) as read:
+                sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
+            recorded = ("server", "resetType", "sent", "why")
+            items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
+            request(state, POWERED, {"action": what, "items": items, "reason": reason})
+            found = [sent.get(one.subject.uuid, one) for one in found]
+    listed = partial(document, items=[one.facts() for one in found])
+    write_outputs(outputs, text=partial(_as_table, found), json=listed)
+    if any(one.failed for one in found):
+        sys.exit(Exit.PARTIAL)
+
+
+def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
+    at = now()
+    with looked_at(state, at) as instance:
+        found_there = subjects(instance.commit, instance.knowledge, instance.keys, at)
+        described = (each for each in found_there if each.decision is not None)
+        if not servers and selector is None:
+            return list(described)
+        meant = meant_by(instance, servers, selector)
+        found = [each for each in described if each.server in meant]
+    if without := sorted(meant.keys() - {each.server for each in found}):
+        raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
+    return found
+
+
+def _power_as_text(found: list[Inspection]) -> str:
+    rows = []
+    counts: Counter[str] = Counter()
+    for one in found:
+        seen = one.seen
+        if seen is None:
+            rows.append((one.subject.server, style(one.next, fg="red"), one.why))
+        else:
+            at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
+            rows.append((one.subject.server, seen.power or "not shown", at))
+        counts[seen.power or "not shown" if seen is not None else "not read"] += 1
+    numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
+    return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {numbers}"
+
+
+def _as_table(found: list[Powered]) -> str:
+    rows = []
+    for one in found:
+        plan, seen = one.subject.plan, one.seen
+        boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
+        rows.append(
+            (
+                one.subject.server,
+                seen.power or "not shown" if seen is not None else "not read",
+                boots,
+                f"{'sent ' if one.sent else ''}{one.words}",
+            )
+        )
+    return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))
+
+
+@command.command("scan", context_settings=VARIABLES)
+@click.argument("places", nargs=-1, required=True, metavar="NETWORK|ADDRESS|FILE...")
+@credentials_option
+@click.option(
+    "--as", "name", required=True, metavar="NAME", help="The credentials to ask with, as documents name them."
+)
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
+    "machine is unknown.",
+)
+@rev_option
+@click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
+@click.option(
+    "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Write documents to OUT/servers. Default: none."
+)
+@click.option("--parallel", default=64, type=click.IntRange(1, 256), help="Addresses at a time. Default: 64.")
+@click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
+@output_option("text", "json")
+@evaluator_command
+def scan_network(
+    places: tuple[str, ...],
+    credentials: Path | None,
+    name: str,
+    path: Path | None,
+    rev: str | None,
+    ports: tuple[int, ...],
+    no_verify: bool,
+    out: Path | None,
+    parallel: int,
+    detailed_exitcode: bool,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Find Redfish services, and compare them with the fleet.
+
+    A FILE has a network, an address or a URL on each line. Who answers as Redfish is asked with the credentials in
+    DIR/NAME, where access.toml there lets them go, and is only read. With --out each machine that no document describes
+    gets one, for a pull request: it is Parked, so nothing boots or is set by it.
+
+    Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
+    swapped, moved, missing, unknown, or has other network cards than its document says.
+    """
+    machines: list[Machine] = []
+    if path is not None:
+        from gitboot.cli.evaluated_fleet import load_fleet
+
+        machines = list(described_machines(load_fleet(path, rev)).values())
+    asked = addresses(list(_listed(places)), ports)
+    answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
+    found = [each for answer in answers for each in answer.found]
+    failed = [each for each in answers if each.why_not is not None]
+    compared = compare(found, machines, asked, [each.address for each in failed])
+    written = _write(out, found, compared, {each.name for each in machines}, name, verify=not no_verify)
+    files = {each: str(file) for each, file in written.items()}
+    items = [{**facts(each), "server": compared.servers.get(each), "document": files.get(each)} for each in found]
+    unread = [{"address": each.address, "why": each.why_not} for each in failed]
+    write_outputs(
+        outputs,
+        text=partial(_scan_as_text, answers, compared, written, len(asked)),
+        json=partial(document, items=items, unread=unread, differences=compared.differences),
+    )
+    if failed:
+        sys.exit(Exit.PARTIAL)
+    if compared.differences and detailed_exitcode:
+        sys.exit(Exit.CHANGES)
+
+
+def _listed(places: Sequence[str]) -> Iterator[str]:
+    for place in places:
+        if not Path(place).is_file():
+            yield place
+            continue
+        try:
+            lines = Path(place).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{place} cannot be read: {error}") from None
+        yield from filter(None, (line.partition("#")[0].strip() for line in lines))
+
+
+def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
+    """What answers, in the order of addresses."""
+    from gitboot.bmc.credentials import CredentialDirectory
+    from gitboot.bmc.redfish.client import BmcConnection
+
+    if credentials is None:
+        raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")
+    CredentialDirectory(credentials).of(name)  # says at once, and not of each address, what is missing
+    order = {address: number for number, address in enumerate(asked)}
+    with connections(credentials) as kept:
+
+        def connect(address: str) -> BmcConnection:
+            access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
+            driver = kept.to(SystemUuid(address), address, access, known=True)  # named by whoever typed the command
+            assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
+            return driver
+
+        with progress("addresses", len(asked)) as advance:
+            answers = list(scan(asked, connect, parallel=parallel, each=lambda: advance(1)))
+    return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
+
+
+def _write(
+    out: Path | None,
+    found: Sequence[FoundServer],
+    compared: Comparison,
+    taken: Collection[str],
+    credentials: str,
+    *,
+    verify: bool,
+) -> dict[FoundServer, Path]:
+    written: dict[FoundServer, Path] = {}
+    names = set(taken)
+    for each in found:
+        if out is None or each in compared.servers or each.lacks is not None:
+            continue
+        name = name_for(each, names)
+        names.add(name)
+        written[each] = out / "servers" / f"{name}.yaml"
+        text = document_for(each, name, credentials, verify=verify)
+        write_output_file(written[each], [text.encode()], make_folders=True)
+    return written
+
+
+def _scan_as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
+    found = [each for answer in answers for each in answer.found]
+    rows = [
+        (
+            each.address.removeprefix("https://"),
+            compared.servers.get(each, "-")[:20],
+            (f"{each.maker} {each.model}".strip() or "-")[:26],
+            (each.serial or "-")[:16],
+            (each.bmc or "-")[:12],
+            str(len(each.nics)),
+        )
+        for each in found
+    ]
+    lines = [table(("ADDRESS", "SERVER", "MODEL", "SERIAL", "BMC", "NICS"), rows), ""] if rows else []
+    for difference in compared.differences:
+        who = f"{difference.server} at {difference.address}" if difference.server else difference.address
+        lines.append(wrapped(f"{difference.what}: {who}: {difference.message}"))
+    lines += [wrapped(f"not read: {each.address}: {each.why_not}") for each in answers if each.why_not is not None]
+    lines += [f"wrote {path}" for path in written.values()]
+    lacking = [each for each in found if each not in compared.servers and each.lacks is not None]
+    lines += [wrapped(f"no document for {each.address}: {each.lacks}") for each in lacking]
+    if lines and lines[-1]:
+        lines.append("")
+    unread = sum(each.why_not is not None for each in answers)
+    ends = [count(len(found), "machine"), count(len(compared.differences), "difference")]
+    if unread:
+        ends.append(f"{unread} not read")
+    return "\n".join([*lines, f"{asked:,} {'address' if asked == 1 else 'addresses'} asked: {', '.join(ends)}"])

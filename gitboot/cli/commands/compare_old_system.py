@@ -25,7 +25,7 @@ from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, host_of
 from gitboot.importers.boot_comparison import SHAPES, Asker, Contrast, Likeness, OldBoot, boot_of, contrasted, elsewhere
 from gitboot.jsonio import document
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.server import Lifecycle
+from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.text import count
 
@@ -102,16 +102,10 @@ def command(
         fleet.decision(name)
     decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
 
-    def compare(decision: Decision) -> Contrast:
-        server = fleet.repository.servers[decision.server]
-        macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
-        asker = Asker(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
-        return _compared(client, old, shape, decision, asker, timeout_s, contents=contents)
-
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
-    found = []
+    compare, found = partial(_compared, client, old, shape, timeout_s, contents=contents), []
     try:
-        jobs = [pool.submit(compare, decision) for decision in decisions]
+        jobs = [pool.submit(compare, each, fleet.repository.servers[each.server]) for each in decisions]
         with progress("servers", len(jobs)) as advance:
             for job in as_completed(jobs):
                 advance(1)
@@ -119,7 +113,17 @@ def command(
     finally:
         pool.shutdown(cancel_futures=True)
     found.sort(key=lambda each: each.server)
-    write_outputs(outputs, **{name: partial(write, found) for name, write in _FORMATS.items()})
+    items = [
+        {
+            "server": each.server,
+            "verdict": str(each.verdict),
+            "message": each.message,
+            "differences": [{"what": what, "old": old, "gitboot": new} for what, old, new in each.differences],
+        }
+        for each in found
+    ]
+    as_json = partial(document, items=items)
+    write_outputs(outputs, text=partial(_as_text, found), markdown=partial(_as_markdown, found), json=as_json)
     verdicts = {each.verdict for each in found}
     if verdicts & {Likeness.DIFFERS, Likeness.MISSING, Likeness.NOTHING}:
         sys.exit(Exit.CHANGES)
@@ -147,13 +151,14 @@ def _compared(
     client: HttpClient,
     old: str,
     shape: str,
-    decision: Decision,
-    asker: Asker,
     timeout_s: float,
+    decision: Decision,
+    server: Server,
     *,
     contents: bool,
 ) -> Contrast:
-    """One server; whatever the old system does is a verdict."""
+    macs = tuple(mac.replace("-", ":") for mac in server.boot_macs)
+    asker = Asker(name=decision.server, uuid=str(decision.uuid), macs=macs, serial=server.spec.serial or "")
     policy = decision.policy
     boot = policy.boot if policy is not None else None
     try:
@@ -182,7 +187,6 @@ def _compared(
 
 
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
-    """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
     urls = asker.urls(old, shape)
     for number, url in enumerate(urls):
         variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
@@ -216,7 +220,6 @@ def _same_host(url: str, old: str) -> bool:
 
 
 def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
-    """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
     with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
         if answer.status in (404, 410):
             return None
@@ -261,19 +264,3 @@ def _as_markdown(found: list[Contrast]) -> str:
     if lines:
         lines = ["", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|", *lines]
     return "\n".join((_summary(found), *lines))
-
-
-def _as_json(found: list[Contrast]) -> str:
-    items = [
-        {
-            "server": each.server,
-            "verdict": str(each.verdict),
-            "message": each.message,
-            "differences": [{"what": what, "old": old, "gitboot": new} for what, old, new in each.differences],
-        }
-        for each in found
-    ]
-    return document(items=items)
-
-
-_FORMATS: Final = {"text": _as_text, "markdown": _as_markdown, "json": _as_json}

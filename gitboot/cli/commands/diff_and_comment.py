@@ -6,12 +6,11 @@ import dataclasses
 import os
 import stat
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -37,12 +36,11 @@ from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
-from gitboot.review import review
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.formats.markdown import as_markdown, as_problems, commit_marker, failed_review, marker
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.review import Review, ReviewOutcome, review
 from gitboot.standard_streams import style
 from gitboot.text import count, more, printable, shell_words, some
 
@@ -132,7 +130,6 @@ def command(
 
 
 def _flags(given: Mapping[str, object]) -> list[str]:
-    """Options as they were given."""
     found: list[str] = []
     for name, values in given.items():
         flag = f"--{name.replace('_', '-').removesuffix('s') if name == 'forge_keys' else name.replace('_', '-')}"
@@ -142,7 +139,6 @@ def _flags(given: Mapping[str, object]) -> list[str]:
 
 
 def _written(format: str, result: Review, path: Path, range: str) -> str:
-    """The review of ``range`` of the fleet at ``path`` in one format."""
     from gitboot.git.history import head_commit
     from gitboot.git.snapshots import folder_around
     from gitboot.review.formats.json import as_json
@@ -198,9 +194,8 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     from gitboot.http_client import HttpClient
 
     client = HttpClient(allow_token_over_http=allow_token_over_http)
-    kind = _GitLabThread if os.environ.get("GITLAB_CI") else _GitHubThread
     try:
-        thread: _Thread = kind(client, os.environ)
+        thread = (_gitlab_thread if os.environ.get("GITLAB_CI") else _github_thread)(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
     if not thread.token:
@@ -251,54 +246,59 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
     return text
 
 
-class _Thread(ABC):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Thread:
     """The comments of the pull request or merge request that a CI job is for."""
 
-    edits_by: ClassVar[str]  # HTTP method
+    client: HttpClient
+    token: str
+    credentials: Mapping[str, str]
+    log: str  # URL of the job's log, for people
+    request: str  # URL
+    comments: str  # URL
+    comment: str  # URL of one comment, without its number
+    user: str  # URL of the token's account
+    graphql: str | None = None  # URL where the token's account may be asked for instead; "": it may stay unknown
+    edits_by: str  # HTTP method
+    # Names of nested fields: of the newest commit in a request, of an account's id in the account and in a comment.
+    commit: tuple[str, ...]
+    account: tuple[str, ...]
+    author: tuple[str, ...]
 
-    def __init__(
-        self, client: HttpClient, token: str, credentials: Mapping[str, str], *, comments: str, request: str, log: str
-    ) -> None:
-        self._client, self.token, self._credentials = client, token, credentials
-        self._comments, self._request = comments, request  # URLs
-        self.log = log  # URL of the job's log, for people
-
-    @abstractmethod
     def newest_commit(self) -> str:
         """Return the commit that the pull request has now, as the forge says."""
-
-    @abstractmethod
-    def own_account(self) -> str | int | None:
-        """Return what identifies the token's account in `author_of`; None if the forge does not say."""
-
-    @abstractmethod
-    def author_of(self, comment: Mapping[str, Any]) -> str | int | None:
-        """Return what identifies the account that wrote a comment."""
-
-    @abstractmethod
-    def url_of(self, comment: Mapping[str, Any]) -> str: ...
+        return str(_field(self._answer("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
         """Replace the text of this account's newest comment with the marker, or make one; say which."""
-        own = self.own_account()
-        ours = [each for each in self._every_comment() if own is not None and self.author_of(each) == own]
+        # A job's own token of GitHub is that of an app, for which GET /user is forbidden; GraphQL names its bot.
+        status, detail, own = self._ask("GET", self.user)
+        if self.graphql is None and (status != HTTPStatus.OK or own is None):
+            raise ForgeRefused(f"GET {self.user}: {status} {detail}")
+        if self.graphql and status != HTTPStatus.OK:
+            own = _field(self._ask("POST", self.graphql, {"query": "{viewer{login}}"})[2], "data", "viewer")
+        account = _field(own, *self.account)
+        written = (each for each in self._every_comment() if account and _field(each, *self.author) == account)
+        # GitLab notes changes of a request as comments of their author.
+        ours = [each for each in written if not each.get("system")]
         marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
-            status, detail = self._ask(self.edits_by, self.url_of(max(marked, key=_number)), {"body": body})[:2]
+            newest = max(int(each["id"]) for each in marked)
+            status, detail, _ = self._ask(self.edits_by, f"{self.comment}/{newest}", {"body": body})
             if 200 <= status < 300:
                 return "the comment is up to date"
             if status not in _NOT_OURS:
                 raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
-        self._answer("POST", self._comments, {"body": body})
+        self._answer("POST", self.comments, {"body": body})
         return "commented"
 
     def _every_comment(self) -> Iterator[Mapping[str, Any]]:
         for page in range(1, _MAX_PAGES + 1):
-            found = self._answer("GET", f"{self._comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
+            found = self._answer("GET", f"{self.comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
             if not isinstance(found, list) or not found:
                 return
             yield from (each for each in found if isinstance(each, dict))
-        raise ForgeRefused(f"{self._comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
+        raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
     def _answer(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return what the forge answers; raises `ForgeRefused` if it refuses or answers no JSON."""
@@ -308,93 +308,54 @@ class _Thread(ABC):
         return answer
 
     def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
-        """Return status, error text and JSON of an answer."""
-        answer = self._client.ask(
-            url, credentials=self._credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
+        answer = self.client.ask(
+            url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
         return answer.status, answer.detail, answer.json
 
 
-class _GitHubThread(_Thread):
-    """A pull request of GitHub, by the variables of GitHub Actions."""
-
-    edits_by = "PATCH"
-
-    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
-        api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
-        number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
-        token = variables.get("GITHUB_TOKEN", "")
-        super().__init__(
-            client,
-            token,
-            {"Authorization": f"Bearer {token}"},
-            comments=f"{api}/repos/{repository}/issues/{number}/comments",
-            request=f"{api}/repos/{repository}/pulls/{number}",
-            log=f"{variables['GITHUB_SERVER_URL']}/{repository}/actions/runs/{variables['GITHUB_RUN_ID']}",
-        )
-        self._one, self._user = f"{api}/repos/{repository}/issues/comments", f"{api}/user"
-        self._graphql = variables.get("GITHUB_GRAPHQL_URL", "")
-
-    def newest_commit(self) -> str:
-        return str(_field(self._answer("GET", self._request), "head", "sha"))
-
-    def own_account(self) -> str | None:
-        # A job's own token is that of an app, for which GET /user is forbidden; GraphQL names its bot.
-        status, _, found = self._ask("GET", self._user)
-        if status != HTTPStatus.OK and self._graphql:
-            _, _, answer = self._ask("POST", self._graphql, {"query": "{viewer{login}}"})
-            found = _field(answer, "data", "viewer")
-        login = _field(found, "login")
-        return str(login) if login else None
-
-    def author_of(self, comment: Mapping[str, Any]) -> str | None:
-        login = _field(comment, "user", "login")  # null: an account that was deleted
-        return str(login) if login else None
-
-    def url_of(self, comment: Mapping[str, Any]) -> str:
-        return f"{self._one}/{_number(comment)}"
+def _github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
+    api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
+    number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
+    token = variables.get("GITHUB_TOKEN", "")
+    return _Thread(
+        client=client,
+        token=token,
+        credentials={"Authorization": f"Bearer {token}"},
+        log=f"{variables['GITHUB_SERVER_URL']}/{repository}/actions/runs/{variables['GITHUB_RUN_ID']}",
+        request=f"{api}/repos/{repository}/pulls/{number}",
+        comments=f"{api}/repos/{repository}/issues/{number}/comments",
+        comment=f"{api}/repos/{repository}/issues/comments",
+        user=f"{api}/user",
+        graphql=variables.get("GITHUB_GRAPHQL_URL", ""),
+        edits_by="PATCH",
+        commit=("head", "sha"),
+        account=("login",),
+        author=("user", "login"),  # null: an account that was deleted
+    )
 
 
-class _GitLabThread(_Thread):
-    """A merge request of GitLab, by the variables of GitLab CI."""
-
-    edits_by = "PUT"
-
-    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
-        project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
-        request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
-        token = variables.get("GITBOOT_TOKEN", "")
-        super().__init__(
-            client,
-            token,
-            {"PRIVATE-TOKEN": token},
-            comments=f"{request}/notes",
-            request=request,
-            log=variables["CI_PIPELINE_URL"],
-        )
-        self._user = f"{variables['CI_API_V4_URL']}/user"
-
-    def newest_commit(self) -> str:
-        return str(_field(self._answer("GET", self._request), "sha"))
-
-    def own_account(self) -> int | None:
-        own = _field(self._answer("GET", self._user), "id")
-        return int(own) if own else None
-
-    def author_of(self, comment: Mapping[str, Any]) -> int | None:
-        author = _field(comment, "author", "id")
-        return int(author) if author and not comment.get("system") else None
-
-    def url_of(self, comment: Mapping[str, Any]) -> str:
-        return f"{self._comments}/{_number(comment)}"
-
-
-def _number(comment: Mapping[str, Any]) -> int:
-    return int(comment["id"])
+def _gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Thread:
+    project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
+    request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
+    token = variables.get("GITBOOT_TOKEN", "")
+    return _Thread(
+        client=client,
+        token=token,
+        credentials={"PRIVATE-TOKEN": token},
+        log=variables["CI_PIPELINE_URL"],
+        request=request,
+        comments=f"{request}/notes",
+        comment=f"{request}/notes",
+        user=f"{variables['CI_API_V4_URL']}/user",
+        edits_by="PUT",
+        commit=("sha",),
+        account=("id",),
+        author=("author", "id"),
+    )
 
 
 def _field(value: Any, *names: str) -> Any:
-    """Return a field of nested JSON objects; None if there is none."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -451,14 +412,9 @@ def _verdict(review: Review) -> Iterator[str]:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
-        return
-    limits = review.verdict.limits
-    yield _heading("Blast radius")
-    yield table(
-        phrases.area_header(limits),
-        [phrases.area_cells(area, limits) for area in phrases.touched(review.changes.areas)],
-    )
+    if found := review.areas:
+        yield _heading("Blast radius")
+        yield table(found[0], found[1:])
 
 
 def _guards(review: Review) -> Iterator[str]:
@@ -482,12 +438,10 @@ def _guards(review: Review) -> Iterator[str]:
 
 
 def _dangers(review: Review) -> Iterator[str]:
-    servers = {change.name for change in review.changes.servers} if review.changes else set()
     for index, danger in enumerate(review.dangers()):
         if index == 0:
             yield _heading("Look at this first")
-        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in servers else ""
-        yield _wrapped(f"{danger.risk}: {number}{some(danger.names)}")
+        yield _wrapped(f"{danger.risk}: {danger.number}{some(danger.names)}")
         yield from (_wrapped(reason, "    ") for reason in danger.reasons[:5])
         if left := more(len(danger.reasons) - 5, "reason"):
             yield f"    {left}"
@@ -571,12 +525,9 @@ def _documents(review: Review) -> Iterator[str]:
 
 
 def _problems(review: Review, prefix: str) -> Iterator[str]:
-    if review.head.problems:
-        yield _heading("Problems")
-        yield problems_as_text(review.head.problems, prefix)
-    if review.base.problems and review.base.decisions is None:
-        yield _heading("Problems of the base")
-        yield problems_as_text(review.base.problems, prefix)
+    for heading, problems in review.problems():
+        yield _heading(heading)
+        yield problems_as_text(problems, prefix)
 
 
 def _next(review: Review) -> Iterator[str]:

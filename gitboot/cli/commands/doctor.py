@@ -14,6 +14,7 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
+    VARIABLES,
     OutputOption,
     config_of,
     credentials_option,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @config_of("run")
 @click.option("--state", type=click.Path(path_type=Path, file_okay=False), help="The state directory. Default: none.")
 @click.option(

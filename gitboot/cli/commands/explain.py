@@ -76,7 +76,12 @@ def command(
     if subject is None:
         raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
-        _explain_code(subject.upper(), outputs)
+        code = next((each for each in Code if each.value == subject.upper()), None)
+        if code is None:
+            raise UsageError(f"there is no problem code {subject.upper()}; they begin with GB1001")
+        text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
+        listed = partial(document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+        write_outputs(outputs, json=listed, text=partial(str, text))
         return
     if subject in _KINDS:
         schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
@@ -110,15 +115,6 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     if commit is None:
         return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
     return {**facts(commit)}
-
-
-def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
-    code = next((each for each in Code if each.value == text), None)
-    if code is None:
-        raise UsageError(f"there is no problem code {text}; they begin with GB1001")
-    text = f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n"
-    listed = partial(document, code=code, headline=code.headline, why=code.why, hint=code.fix)
-    write_outputs(outputs, json=listed, text=partial(str, text))
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:

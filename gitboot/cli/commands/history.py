@@ -15,7 +15,7 @@ from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command, re
 from gitboot.cli.options import OutputOption, output_option, path_option, write_outputs
 from gitboot.errors import UsageError
 from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
-from gitboot.git.history import History, open_history
+from gitboot.git.history import open_history
 from gitboot.jsonio import document, facts
 from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
 from gitboot.standard_streams import style
@@ -36,28 +36,21 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
     results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
+    from gitboot.cli.evaluated_fleet import HistoryEvaluator
+
     history = open_history(path, rev)
-    entries = _entries(history, server, number)
+    entries: list[Changed | Skipped] = []
+    with evaluation_limits() as begun:
+        for entry in Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun)).of(server):
+            entries.append(entry)
+            if sum(isinstance(each, Changed) for each in entries) == number:
+                break
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
     listed = partial(document, server=server, items=list(map(_entry, entries)))
     write_outputs(outputs, json=listed, text=partial(_as_text, entries))
     if history.shallow:
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
-
-
-def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
-    """What the commits changed for the server, to the ``number``-th that did."""
-    from gitboot.cli.evaluated_fleet import HistoryEvaluator
-
-    entries: list[Changed | Skipped] = []
-    with evaluation_limits() as begun:
-        lineage = Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun))
-        for entry in lineage.of(server):
-            entries.append(entry)
-            if sum(isinstance(each, Changed) for each in entries) == number:
-                break
-    return entries
 
 
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
@@ -68,7 +61,6 @@ def _entry(entry: Changed | Skipped) -> dict[str, Any]:
 
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
-    """A line a commit, and one below it for each field; one for all invalid commits in a row."""
     from gitboot.cli.terminal import table, wrapped
 
     lines: list[str] = []
@@ -95,7 +87,6 @@ def _skipped(entries: Sequence[Skipped]) -> str:
 
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
-    """The fields of a commit that changed; of a server that came or went, what it boots."""
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
@@ -109,7 +100,6 @@ def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
 
 
 def _sides(change: Change) -> tuple[str, str]:
-    """Before and after; of lists what went and what came."""
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
         gone = " ".join(f"-{_item(each)}" for each in old if each not in new)
@@ -119,12 +109,10 @@ def _sides(change: Change) -> tuple[str, str]:
 
 
 def _item(value: Any) -> Any:
-    """An element of a list; of a file, its URL."""
     return value.get("url", value) if isinstance(value, dict) else value
 
 
 def _shown(value: Any) -> str:
-    """A value in a few words."""
     if value is None:
         return "none"
     if isinstance(value, dict) and "networkBoot" in value:

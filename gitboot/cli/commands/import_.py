@@ -13,7 +13,7 @@ import click
 
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
-from gitboot.files import read_output_file, remove_output_file, write_output_file
+from gitboot.files import read_output_file, remove_output_file, usage_error_for, write_output_file
 from gitboot.importers.inventory import Estate, Supplement, Texts, sums_of, uuids_of
 from gitboot.importers.sources import (
     cobbler,
@@ -115,37 +115,30 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     fleet = fleet_of(estate, supplement)
     if not fleet.items:
         raise UsageError(f"{source} describes no machine as {system} does; `gitboot import --help` says what is read")
-    try:
+    with usage_error_for(out):
         target = _Target(out)
         target.begin({"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: seed(name) for name in CI}})
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
         target.end({**below, REPORT: report(system, fleet, target.left)})
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from error
     left = f", {count(len(target.left), 'file')} left as changed by people" if target.left else ""
     click.echo(f"{out}: {summary(fleet)}{left}; {out / REPORT} says the rest", err=True)
 
 
 def _texts(source: Path) -> Iterator[tuple[str, str]]:
-    """Every text below the source, by its path; what is large, or no text, describes no machine."""
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     if len(paths) > _MOST:
         raise UsageError(f"{source} holds {len(paths):,} files: name the directory that describes machines")
     for path in paths:
-        try:
+        with usage_error_for(path, "read"):
             if path.stat().st_size <= _LARGEST and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _text(path: Path) -> str:
-    try:
+    with usage_error_for(path, "read"):
         return path.read_text(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class _Target:
@@ -162,13 +155,11 @@ class _Target:
             raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
 
     def begin(self, files: Mapping[str, str]) -> None:
-        """Write what is there to be changed, where it is not."""
         for name, text in files.items():
             if not (self._out / name).exists():
                 self._put(name, text)
 
     def write(self, files: Mapping[str, str]) -> None:
-        """Write documents, and take away those of the last import that the source no longer has."""
         for name, text in sorted(files.items()):
             theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_theirs(each)]
             self.left += theirs[:1]

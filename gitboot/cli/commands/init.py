@@ -14,7 +14,7 @@ import click
 
 from gitboot import __version__
 from gitboot.errors import UsageError
-from gitboot.files import create_output_file
+from gitboot.files import create_output_file, usage_error_for
 from gitboot.git.branch_writer import pushed_as
 from gitboot.git.repository import parse_subpath
 from gitboot.text import shell_words
@@ -57,11 +57,9 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     """
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
-    try:
+    with usage_error_for(fleet):
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
-    except OSError as error:
-        raise UsageError(f"{fleet} cannot be written: {error.strerror}") from error
     left = [
         name
         for name, text in _files(known or THIS_VERSION, folder)
@@ -76,7 +74,6 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
 
 
 def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
-    """The path and the text of each file of a fleet in a folder, and of its CI at the top."""
     from gitboot.review.formats.json import schemas
 
     below = f"{subpath}/" if subpath else ""
@@ -134,7 +131,6 @@ def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
 
 
 def _place_of(subpath: str) -> dict[str, str]:
-    """What tells a fleet's CI from that of others."""
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 

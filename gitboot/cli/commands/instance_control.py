@@ -18,7 +18,7 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import done_in, folders_of, held_changes, looked_at, output_of, request, told_to
 from gitboot.cli.main import Exit
-from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
+from gitboot.cli.options import LONGEST_S, VARIABLES, InstantType, now, operator, reason_option, state_option
 from gitboot.controller.instance.state_directory import check_acts, read_status, running
 from gitboot.controller.operator_requests import (
     APPROVE,
@@ -41,7 +41,7 @@ _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and the
 _LOOK_S: Final = 0.1
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @click.option(
     "--timeout",
@@ -130,7 +130,7 @@ def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["type"]: each for each in status.get("conditions", ())}
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @click.argument("digest")
 @state_option
 @click.option(
@@ -157,14 +157,19 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     click.echo(request(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     found = folders_of(state := told_to(state))
     try:
-        names = _released(state)
+        at = now()
+        with looked_at(state, at) as instance:
+            commit, knowledge = instance.commit, instance.knowledge
+            without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
+            before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
+            names = released(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here
         for each in (*done_in(found, take_back), f"the instance was not told, only endpoints here: {error}"):
             click.echo(f"gitboot: {each}", err=True)
@@ -179,24 +184,14 @@ def allow_installs_command(state: Path) -> None:
         raise SystemExit(Exit.PARTIAL)
 
 
-def _released(state: Path) -> tuple[str, ...]:
-    """Servers that boot from the network again, as the instance on ``state`` sees it."""
-    at = now()
-    with looked_at(state, at) as instance:
-        commit, knowledge = instance.commit, instance.knowledge
-        without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
-        before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
-        return released(commit, knowledge, at, before, after)
-
-
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
     click.echo(request(state, RESUME, {}))
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @reason_option
 @click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
@@ -233,7 +228,7 @@ _NOT_RUNNING: Final = (
 )
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @reason_option
 @click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.options import state_option
+from gitboot.cli.options import VARIABLES, state_option
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, private
 from gitboot.errors import UsageError
 from gitboot.ledger.location import PostgresAddress
@@ -15,15 +15,13 @@ from gitboot.ledger.move_ledger import moved, reclaim, reclaimable
 from gitboot.ledger.open_ledger import described
 from gitboot.text import count
 
-_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
-
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def command() -> None:
     """Show, copy or reclaim the instance's ledger."""
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command(context_settings=VARIABLES)
 @state_option
 def show(state: Path) -> None:
     """Show where the ledger is, its identity, and its size."""
@@ -42,7 +40,7 @@ def show(state: Path) -> None:
     click.echo(f"holds     {', '.join(rows) or 'nothing'}")
 
 
-@command.command(context_settings=_SETTINGS)
+@command.command(context_settings=VARIABLES)
 @state_option
 @click.option(
     "--to",
@@ -85,7 +83,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")
 
 
-@command.command("reclaim", context_settings=_SETTINGS)
+@command.command("reclaim", context_settings=VARIABLES)
 @click.argument("place", metavar="URL|FILE")
 @state_option
 @click.option(

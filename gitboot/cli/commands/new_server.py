@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.evaluator_child import evaluator_command
-from gitboot.cli.options import credentials_option, path_option
+from gitboot.cli.options import VARIABLES, credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.importers.fleet_files import NewServer, new_document
@@ -16,15 +16,13 @@ from gitboot.model.scalars import Malformed, byte_orders, parse_lookup_mac, pars
 from gitboot.model.server import Architecture, Firmware
 from gitboot.text import shell_words
 
-_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
-
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def new_command() -> None:
     """Write the document of a new server."""
 
 
-@new_command.command("server", context_settings=_SETTINGS)
+@new_command.command("server", context_settings=VARIABLES)
 @click.argument("name")
 @path_option
 @click.option(
@@ -129,7 +127,7 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
 
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import addresses
-    from gitboot.cli.commands.bmc_scan import scanned
+    from gitboot.cli.commands.bmc import scanned
 
     answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.found]

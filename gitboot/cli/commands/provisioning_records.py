@@ -16,6 +16,7 @@ import click
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import chosen, decision_of, go_on, looked_at, meant_by, request, yes_option
 from gitboot.cli.options import (
+    VARIABLES,
     OutputOption,
     now,
     output_option,
@@ -39,7 +40,6 @@ from gitboot.resolve.install_attempts import adopted, step_of
 from gitboot.resolve.provisioning_record import Record, drift, last_word, record_facts, record_of
 from gitboot.text import count, shell_words
 
-_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = (
     *("unknown", "consumed", "failed", "attempted", "started", "pending"),
     *("drifted", "as wanted"),
@@ -48,7 +48,7 @@ _UNSAID: Final = _STANDINGS[:3]
 _MOST_NAMED: Final = 20  # in a line that is to be typed
 
 
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def records_command() -> None:
     """Show and correct what is recorded as installed.
 
@@ -56,7 +56,7 @@ def records_command() -> None:
     """
 
 
-@records_command.command("show", context_settings=_SETTINGS)
+@records_command.command("show", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -78,7 +78,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     write_outputs(outputs, json=partial(document, items=items, site=site), text=text)
 
 
-@records_command.command("begin", context_settings=_SETTINGS)
+@records_command.command("begin", context_settings=VARIABLES)
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
@@ -113,7 +113,6 @@ def begin(what: str, state: Path, yes: bool) -> None:
 
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
-    """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
     if instance.knowledge.is_trusted:
         return
     decisions, after = instance.commit.decisions, begun(instance, facts, now())
@@ -132,7 +131,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
         go_on(yes=yes)
 
 
-@records_command.command("confirm-clock", context_settings=_SETTINGS)
+@records_command.command("confirm-clock", context_settings=VARIABLES)
 @state_option
 @reason_option
 def confirm_clock(state: Path, reason: str) -> None:
@@ -144,7 +143,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     click.echo(request(state, CLOCK, {"reason": reason}))
 
 
-@records_command.command("set", context_settings=_SETTINGS)
+@records_command.command("set", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @selector_option
@@ -183,7 +182,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@records_command.command("import", context_settings=_SETTINGS)
+@records_command.command("import", context_settings=VARIABLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @state_option
 @reason_option
@@ -207,7 +206,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@records_command.command("hand-over", context_settings=_SETTINGS)
+@records_command.command("hand-over", context_settings=VARIABLES)
 @click.argument("server")
 @state_option
 @evaluator_command
@@ -226,7 +225,7 @@ def hand_over(server: str, state: Path) -> None:
     click.echo(document(**given))
 
 
-@records_command.command("take-over", context_settings=_SETTINGS)
+@records_command.command("take-over", context_settings=VARIABLES)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
 @reason_option
@@ -278,7 +277,6 @@ def _items(instance: Look) -> list[dict[str, Any]]:
 
 
 def _standing(item: dict[str, Any]) -> str:
-    """The heading under which a server is counted, the worst that fits."""
     step = str(item["step"]).lower()
     if step == "pending" and item["record"]["consumedAt"] is not None:
         return "consumed"

@@ -12,12 +12,13 @@ from typing import Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option, write_outputs
+from gitboot.cli.options import VARIABLES, OutputOption, output_option, write_outputs
 from gitboot.cli.terminal import stopped_by_signal, tell
 from gitboot.errors import UsageError
 from gitboot.fetchlog.access_logs import Ignored, LogFile, SentVersions, read
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fetchlog.unknown_machines import UnknownAsked, UnknownMachine
+from gitboot.files import usage_error_for
 from gitboot.jsonio import document
 from gitboot.status.conditions import Event
 
@@ -25,7 +26,7 @@ _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @click.argument("logs", metavar="ACCESSLOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--spool",
@@ -109,10 +110,8 @@ def _observe(
             asked.note(found)
             outcomes[_UNKNOWN] += 1
             continue
-        try:
+        with usage_error_for(spool):
             written.append(line_of(found))
-        except OSError as error:
-            raise UsageError(f"{spool} cannot be written: {error.strerror}") from error
         outcomes[_UNCLEAR if found.is_open_intent else _OBSERVED] += 1
         if sent is not None and sent.goes_back(found):
             outcomes[_BACKWARDS] += 1

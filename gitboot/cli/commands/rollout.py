@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal
 
 import click
 
-from gitboot.cli.evaluator_child import Begun, evaluation_limits, evaluator_command
-from gitboot.cli.instance_client import Informant, informant_at, proof_by
+from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
+from gitboot.cli.instance_client import informant_at, proof_by
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option, write_outputs
+from gitboot.cli.options import (
+    VARIABLES,
+    OutputOption,
+    now,
+    output_option,
+    path_option,
+    token_over_http_option,
+    write_outputs,
+)
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.yaml import rewritten
 from gitboot.git.branch_writer import check_branch, is_proposed, propose
 from gitboot.git.snapshots import WORKTREE, folder_around, open_snapshot
 from gitboot.jsonio import document, facts
+from gitboot.model.boot_image import Rollout
 from gitboot.model.fleet import Evidence
 from gitboot.resolve.fleet_decisions import Decided
 from gitboot.review.rollout_progress import AppliedRollout, Headway, StepOutcome, advance, applied_in
 from gitboot.text import count, did_you_mean
 
 _PERCENT: Final = ("spec", "rollout", "percent")
-_SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}
 
 
 class StepsType(click.ParamType[tuple[int, ...]]):
@@ -60,12 +66,12 @@ class ShareType(click.ParamType[int]):
         return int(text)
 
 
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def command() -> None:
     """Raise the percentage of a rollout after each step succeeded."""
 
 
-@command.command("advance", context_settings=_SETTINGS)
+@command.command("advance", context_settings=VARIABLES)
 @click.argument("stream")
 @path_option
 @click.option(
@@ -132,154 +138,124 @@ def advance_stream(
     exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
     touched. Where that branch is there already, nothing is written.
     """
+    from gitboot.cli.evaluated_fleet import FleetEvaluator
+
     if branch is not None:
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
     informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
+    evaluator, done = FleetEvaluator(now()), None
     with evaluation_limits() as begun:
-        fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
-        found = fleet.advance(stream, informant, steps=steps, after=after, accept_fetched=accept_fetched)
-        change = fleet.change(found) if found.next is not None else None
-    where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
-    name = None if no_commit else branch or f"gitboot/rollout-{where}"
-    done = _propose(fleet, change, name, dry_run=dry_run) if change is not None else None
+
+        def decide(snapshot: Snapshot) -> Decided:
+            return evaluator.evaluate(snapshot, begun).head.decided
+
+        snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
+        decided = decide(snapshot)
+
+        def applied_at(commit: Revision) -> AppliedRollout:
+            there = decide(open_snapshot(path, commit))
+            return applied_in(stream, there.repository, there.decisions)
+
+        here = _rollout_of(stream, decided.repository, accept_fetched=accept_fetched)
+        if here is None:
+            found = Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+        else:
+            proof = proof_by(informant, applied_at)
+            found = advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
+        if found.next is not None:
+            file, content, changed = _change(found, snapshot, decided.repository)
+            decide(changed)  # raises `InvalidRepository` where the fleet does not bear it
+            where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
+            name = None if no_commit else branch or f"gitboot/rollout-{where}"
+            done = _Proposal(made="Nothing", file=file, message=_message(found), branch=name)
+    if done is not None:
+        done = _propose(path, snapshot.revision, done, content, dry_run=dry_run)
     listed = partial(document, **facts(found), proposal=facts(done))
     write_outputs(outputs, json=listed, text=partial(_as_text, found, done))
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 
-class _Change(NamedTuple):
-    """A step, as the one file that it changes and what its commit says."""
-
-    file: str
-    content: bytes
-    message: str
-
-
-class _Done(StrEnum):
-    """What became of a change."""
-
-    WRITTEN = "Written"
-    PROPOSED = "Proposed"  # the branch was there already
-    NOTHING = "Nothing"  # it was only to be said
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Proposal:
-    """Where a step is, or would be."""
-
-    made: _Done
+    made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch was there already; Nothing: a dry run
     file: str
     message: str
     branch: str | None  # None: in the work tree alone
     commit: Revision | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Fleet:
-    """The fleet that is to be changed, and whoever decides its revisions."""
+def _rollout_of(stream: str, repository: FleetRepository, *, accept_fetched: bool) -> Rollout | None:
+    """Return a stream's rollout, if there is one.
 
-    path: Path
-    snapshot: Snapshot
-    now: Decided
-    decide: Callable[[Snapshot], Decided]
-
-    @classmethod
-    def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
-        from gitboot.cli.evaluated_fleet import FleetEvaluator
-
-        evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
-
-        def decide(snapshot: Snapshot) -> Decided:
-            return evaluator.evaluate(snapshot, begun).head.decided
-
-        return cls(path=path, snapshot=snapshot, now=decide(snapshot), decide=decide)
-
-    def advance(
-        self, stream: str, informant: Informant, *, steps: Sequence[int], after: int, accept_fetched: bool
-    ) -> Headway:
-        """Return whether a stream's rollout can take its next step, by the records of an instance.
-
-        Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
-        """
-        streams = self.now.repository.streams
-        if stream not in streams:
-            hint = did_you_mean(stream, streams, "gitboot images lists those that there are")
-            raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
-        if (here := streams[stream].spec.rollout) is None:
-            return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
-        fleet = self.now.repository.fleet
-        if fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
-            name = fleet.metadata.name
-            raise UsageError(
-                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
-                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
-                "installers report their end. To advance without proof, add --accept-fetched"
-            )
-
-        def applied_at(commit: Revision) -> AppliedRollout:
-            found = self.decide(open_snapshot(self.path, commit))
-            return applied_in(stream, found.repository, found.decisions)
-
-        proof = proof_by(informant, applied_at)
-        return advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
-
-    def change(self, found: Headway) -> _Change:
-        """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
-        origin = self.now.repository.origins[Id("ImageStream", found.stream)]
-        before = self.snapshot.read(origin.blob)
-        content = rewritten(before, origin.document, _PERCENT, str(found.next))
-        blob = BlobId(f"step {found.next} of {found.stream}")
-        self.decide(
-            replace(
-                self.snapshot,
-                revision=Revision(f"{self.snapshot.revision} and {blob}"),
-                blobs={**self.snapshot.blobs, origin.path: blob},
-                read=lambda each: content if each == blob else self.snapshot.read(each),
-                changed=None,
-            )
+    Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
+    """
+    if stream not in repository.streams:
+        hint = did_you_mean(stream, repository.streams, "gitboot images lists those that there are")
+        raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
+    found, fleet = repository.streams[stream].spec.rollout, repository.fleet
+    if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
+        name = fleet.metadata.name
+        raise UsageError(
+            f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+            "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+            "installers report their end. To advance without proof, add --accept-fetched"
         )
-        begun = ""
-        if found.begun:
-            begun = f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
-        message = (
-            f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
-            f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
-            f"with it.\n{begun}"
-        )
-        return _Change(origin.path, content, message)
+    return found
 
 
-def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
-    """Write a step: as a commit on a branch, or into the work tree."""
-    files = {change.file: change.content}
-    done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
-    if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:
+def _change(found: Headway, snapshot: Snapshot, repository: FleetRepository) -> tuple[str, bytes, Snapshot]:
+    """Return the file that the next step changes, its new content, and the fleet with it."""
+    origin = repository.origins[Id("ImageStream", found.stream)]
+    content = rewritten(snapshot.read(origin.blob), origin.document, _PERCENT, str(found.next))
+    blob = BlobId(f"step {found.next} of {found.stream}")
+    changed = replace(
+        snapshot,
+        revision=Revision(f"{snapshot.revision} and {blob}"),
+        blobs={**snapshot.blobs, origin.path: blob},
+        read=lambda each: content if each == blob else snapshot.read(each),
+        changed=None,
+    )
+    return origin.path, content, changed
+
+
+def _message(found: Headway) -> str:
+    begun = ""
+    if found.begun:
+        begun = f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+    return (
+        f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
+        f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
+        f"with it.\n{begun}"
+    )
+
+
+def _propose(path: Path, base: Revision, planned: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
+    branch, files = planned.branch, {planned.file: content}
+    if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
-                f"the branch {branch} is there already, and has another {change.file}, as of an earlier rollout: "
+                f"the branch {branch} is there already, and has another {planned.file}, as of an earlier rollout: "
                 "delete it, or name another one with --branch"
             )
-        return replace(done, made=_Done.PROPOSED)
+        return replace(planned, made="Proposed")
     if dry_run:
-        return done
+        return planned
     if branch is None:
-        write_output_file(fleet.path / change.file, [change.content])
-        return replace(done, made=_Done.WRITTEN)
-    commit = propose(fleet.path, fleet.snapshot.revision, branch, files, change.message, now())
-    return replace(done, made=_Done.WRITTEN, commit=commit)
+        write_output_file(path / planned.file, [content])
+        return replace(planned, made="Written")
+    return replace(planned, made="Written", commit=propose(path, base, branch, files, planned.message, now()))
 
 
 _WORDS: Final = {
-    _Done.WRITTEN: "committed on the branch {}",
-    _Done.PROPOSED: "is on the branch {} already: nothing is written",
-    _Done.NOTHING: "would be committed on the branch {}",
+    "Written": "committed on the branch {}",
+    "Proposed": "is on the branch {} already: nothing is written",
+    "Nothing": "would be committed on the branch {}",
 }
 
 
 def _as_text(found: Headway, done: _Proposal | None) -> str:
-    """What comes of it, and below that what was written."""
     at = f" at {found.percent} %" if found.percent is not None else ""
     lines = [f"{found.stream}{at}: {found.outcome.lower()}: {found.why}"]
     if done is not None:

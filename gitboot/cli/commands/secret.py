@@ -13,6 +13,7 @@ from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import chosen, looked_at, meant_by, request
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
+    VARIABLES,
     OutputOption,
     fleet_argument,
     now,
@@ -31,10 +32,8 @@ from gitboot.jsonio import document
 from gitboot.model.scalars import AGE
 from gitboot.text import count
 
-_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
-
-@click.group(context_settings=_SETTINGS)
+@click.group(context_settings=VARIABLES)
 def command() -> None:
     """Create age keys, encrypt secrets, and check the keys.
 
@@ -42,7 +41,7 @@ def command() -> None:
     """
 
 
-@command.command("keygen", context_settings=_SETTINGS)
+@command.command("keygen", context_settings=VARIABLES)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--signed-list",
@@ -87,7 +86,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
     click.echo(public_key.decode().strip())  # PEM
 
 
-@command.command("encrypt", context_settings=_SETTINGS)
+@command.command("encrypt", context_settings=VARIABLES)
 @click.argument("secret", type=click.File("rb"), default="-")
 @click.option("--to", "recipients", multiple=True, metavar="age1…", help="What to encrypt to; may be given often.")
 @click.option(
@@ -120,7 +119,7 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
     write_output_file(file, [content], sync=True)
 
 
-@command.command("check", context_settings=_SETTINGS)
+@command.command("check", context_settings=VARIABLES)
 @fleet_argument
 @click.option(
     "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The keys to look with."
@@ -156,7 +155,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
         sys.exit(Exit.INVALID)
 
 
-@command.command("fetches", context_settings=_SETTINGS)
+@command.command("fetches", context_settings=VARIABLES)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -214,7 +213,6 @@ def fetches(
 
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
-    """Request that the instance takes the fetches that the ledger has now as right."""
     with looked_at(state, now()) as look:
         known = {
             name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))

@@ -35,6 +35,7 @@ from gitboot.cli.endpoint_options import (
     why_not_shared,
 )
 from gitboot.cli.options import (
+    VARIABLES,
     accept_filesystem_option,
     config_option,
     handed_settings,
@@ -51,12 +52,11 @@ from gitboot.system_clock import keeping
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.app import Clients, Endpoint
-    from gitboot.endpoint.server import EndpointServer
+    from gitboot.endpoint.app import Clients
     from gitboot.endpoint.tls import Certificate
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @config_option
 @log_format_option
 @click.option(
@@ -240,10 +240,13 @@ def _work(
     push_secret: Path | None = None,
     life: int | None = None,
 ) -> None:
+    from gitboot.endpoint.access_control import Stranger
     from gitboot.endpoint.app import Endpoint
     from gitboot.endpoint.boot_gate import reporting_to
     from gitboot.endpoint.recorder import Turns, why_not_ready
     from gitboot.endpoint.served_files import LOOK_S, ComparedClock, PublishedTree
+    from gitboot.endpoint.server import EndpointServer
+    from gitboot.endpoint.tls import EncryptedSocket
     from gitboot.fetchlog.log_entries import unnamed_message
     from gitboot.fetchlog.spool import aside
     from gitboot.fetchlog.unknown_machines import UnknownAsked
@@ -261,7 +264,14 @@ def _work(
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
         _tell_news(files, clients.certificate)
-        server = stack.enter_context(_server(endpoint, *sockets, clients.certificate))
+        plain, encrypted = [each for each in sockets if each is not None], None
+        if len(plain) > 1 and clients.certificate is not None:
+
+            def refuse() -> None:
+                endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
+
+            encrypted = EncryptedSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
+        server = stack.enter_context(EndpointServer(endpoint, *plain, encrypted=encrypted))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
         ready, closed, proxied, looks = Turns(), 0, False, count()
@@ -284,25 +294,6 @@ def _work(
             closed = endpoint.limits.closed
             if life is not None:
                 server.show_life(life)
-
-
-def _server(
-    endpoint: Endpoint, machines: socket.socket, operators: socket.socket | None, certificate: Certificate | None
-) -> EndpointServer:
-    from gitboot.endpoint.access_control import Stranger
-    from gitboot.endpoint.server import EndpointServer
-    from gitboot.endpoint.tls import EncryptedSocket
-
-    if operators is None:
-        return EndpointServer(endpoint, machines)
-    if certificate is None:
-        return EndpointServer(endpoint, machines, operators)
-
-    def refuse() -> None:
-        endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
-
-    encrypted = EncryptedSocket(operators, certificate.context, endpoint.limits, refuse)
-    return EndpointServer(endpoint, machines, encrypted=encrypted)
 
 
 def _tell_news(files: CredentialFiles, certificate: Certificate | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.options import OutputOption, output_option, state_option, write_outputs
+from gitboot.cli.options import VARIABLES, OutputOption, output_option, state_option, write_outputs
 from gitboot.cli.terminal import table, wrapped
 from gitboot.controller.instance.state_directory import LEDGER, acting_here, has_ledger, never_ran, read_status, running
 from gitboot.errors import LedgerError, UsageError
@@ -33,7 +33,7 @@ _MOST_INSTALLATIONS: Final = 10
 _MOST_SERVERS: Final = 20
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @output_option("text", "json")
 def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
@@ -142,13 +142,11 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
 
 
 def _limited(lines: list[str]) -> list[str]:
-    """Return the first lines about servers, and how many there are besides."""
     left = more(len(lines) - _MOST_SERVERS, "server")
     return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
-    """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
@@ -169,7 +167,7 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     yield table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
 @output_option("json", "text")
@@ -196,7 +194,7 @@ def _line(event: Mapping[str, Any], format: str) -> str:
     return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
 
 
-@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@click.command(context_settings=VARIABLES)
 @state_option
 @click.option("--forget", is_flag=True, help="Begin the list anew, after a flood, say.")
 @output_option("text", "json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from gitboot.publish.mirror_comparison import (
     compared,
     expected,
 )
-from gitboot.publish.mirror_repair import BucketStore, FolderStore, HostStore, MirrorStore, mirror_files, repair
+from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, mirror_files, repair
 from gitboot.publish.signed_list_check import compare_with_list, facts_of, signature_of
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.publish.targets.folder import RsyncStore
@@ -115,7 +116,12 @@ def command(
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
     if program_folder is not None:
-        _write_program(program_folder, mirror, source, keys)
+        if source is None or not keys:
+            raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
+        digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
+        for name, content in mirror_files(source, mirror, digits).items():
+            write_output_file(program_folder / name, [content], make_folders=True)
+            click.echo(f"wrote {program_folder / name}")
         return
     if source is not None:
         raise UsageError("--from names what a mirror's program copies: use it with --write-program")
@@ -124,10 +130,15 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
     if repaired:
-        _repair(context, mirror, tree, repaired, parallel, outputs, as_target=as_target)
+        _repair(context, mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _public_keys(each)]
-    opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
+    opened: FolderMirror | WebMirror
+    if "://" in mirror and not mirror.startswith("file://"):
+        nonce = secrets.token_hex(8)
+        opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
+    else:
+        opened = FolderMirror(_folder(mirror), tree)
     now = datetime.now(UTC)
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
@@ -153,16 +164,6 @@ def command(
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
-def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
-    """Write the mirror's program, its public key and its units into a folder."""
-    if source is None or not keys:
-        raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
-    digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
-    for name, content in mirror_files(source, mirror, digits).items():
-        write_output_file(out / name, [content], make_folders=True)
-        click.echo(f"wrote {out / name}")
-
-
 def _repair(
     context: click.Context,
     mirror: str,
@@ -170,17 +171,12 @@ def _repair(
     paths: tuple[str, ...],
     parallel: int,
     outputs: tuple[OutputOption, ...],
-    *,
-    as_target: bool,
 ) -> None:
-    """Repair a mirror, and write what was done."""
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
         store = _store(mirror, tree, stack)
-        is_target = as_target or mirror.startswith(_STORES)
-        clock = partial(datetime.now, UTC)
-        report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
+        report = repair(store, tree, paths, partial(datetime.now, UTC), parallel=parallel, begun=begun, done=done)
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
     left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
@@ -195,9 +191,21 @@ def _repair(
 
 
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
-    """Open the files of a mirror for writing."""
     if mirror.startswith(_STORES):
-        return _target_store(mirror, stack)
+        from tempfile import TemporaryDirectory
+
+        from gitboot.bmc.credentials import read_credentials
+
+        address, key = parse_target(mirror), None
+        assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
+        if (credentials := address.credentials) is not None:
+            found = read_credentials(credentials.parent, credentials.name)
+            key = found.username, found.password
+        if isinstance(address, BucketAddress):
+            from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
+
+            return BucketStore(address.name, Bucket(address, key))
+        return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
     if "://" in mirror and not mirror.startswith("file://"):
         raise UsageError(
             f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
@@ -209,26 +217,6 @@ def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     return store
 
 
-def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
-    """Open a target for writing, by its address."""
-    from tempfile import TemporaryDirectory
-
-    from gitboot.bmc.credentials import read_credentials
-
-    address = parse_target(mirror)
-    assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
-    key = None
-    if (folder := address.credentials) is not None:
-        found = read_credentials(folder.parent, folder.name)
-        key = found.username, found.password
-    if isinstance(address, BucketAddress):
-        from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
-
-        return BucketStore(address.name, Bucket(address, key))
-
-    return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
-
-
 def _folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
@@ -237,7 +225,6 @@ def _folder(mirror: str) -> Path:
 
 
 def _public_keys(text: str) -> list[bytes]:
-    """Return the public keys that an option names."""
     try:
         if len(text) == 64 and not Path(text).exists():
             return parse_keys(text)
@@ -246,17 +233,6 @@ def _public_keys(text: str) -> list[bytes]:
         raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"--key {text}: {error}") from error
-
-
-def _opened(
-    mirror: str, tree: Path | None, ca_bundle: Path | None, parallel: int, read_entries: bool
-) -> FolderMirror | WebMirror:
-    import secrets
-
-    if "://" in mirror and not mirror.startswith("file://"):
-        nonce = secrets.token_hex(8)
-        return WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
-    return FolderMirror(_folder(mirror), tree)
 
 
 def _as_text(
@@ -271,7 +247,6 @@ def _as_text(
 
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
-    """Return the lines about a list, and about what was not compared."""
     if report is None or (signed := report.signed) is None:
         return []
     signatures = {

@@ -26,6 +26,7 @@ from gitboot.importers.inventory import (
     mapping,
     missing,
     name_of,
+    remark_if,
     words,
 )
 
@@ -54,7 +55,7 @@ def _objects(files: Texts, kind: str) -> _Objects:
 
 
 def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
-    """Return a profile and those from which it inherits, nearest first."""
+    # Nearest first.
     seen: set[str] = set()
     while name in profiles and name not in seen:
         seen.add(name)
@@ -63,7 +64,7 @@ def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
 
 
 def _options(value: object) -> dict[str, Any]:
-    """Return kernel options. Cobbler stores a mapping, and also reads a line."""
+    # Cobbler stores a mapping, and also reads a line.
     if isinstance(value, dict):
         return value
     if not isinstance(value, str) or value == _INHERIT:
@@ -75,7 +76,7 @@ def _options(value: object) -> dict[str, Any]:
 
 
 def _blended(levels: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options of several levels. A later level wins. ``!NAME`` removes an option."""
+    # A later level wins. !NAME removes an option.
     found: dict[str, Any] = {}
     for level in levels:
         found |= {name: value for name, value in level.items() if not name.startswith("!")}
@@ -89,7 +90,6 @@ def _left_out(options: Mapping[str, Any]) -> list[str]:
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """Return options as words of the kernel's command line, in their order."""
     found = []
     for name, each in options.items():
         values = each if isinstance(each, list) else [each]
@@ -112,33 +112,41 @@ def _boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot:
     lineage = list(_lineage(name, profiles))
     inherited = (words(each.get("distro")) for each in lineage)
     distro = distros.get(next((each for each in inherited if each and each != _INHERIT), ""), {})
-    remarks: list[ImportRemark] = [kept(f"distro {distro['name']}")] if distro else [missing("its distro is not here")]
     options = _blended(_options(each.get("kernel_options")) for each in (distro, *reversed(lineage)))
     # Who says nothing inherits the template of Cobbler's settings; "" is none.
     autoinstall = next(
         (each["autoinstall"] for each in lineage if each.get("autoinstall") not in (None, _INHERIT)), None
     )
     arguments, more = arguments_of([*options, *_added(distro, installs=autoinstall != "")])
-    if autoinstall != "" and distro.get("breed"):
-        template = autoinstall or "of Cobbler's settings"
-        remarks.append(lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"))
-    if distro.get("breed") == "suse":
-        remarks.append(lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"))
+    template = autoinstall or "of Cobbler's settings"
     kernel, initrd = (_served(distro, kind) for kind in ("kernel", "initrd"))
-    if kernel and kernel.startswith("assets:"):
-        remarks.append(guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"))
     return ImportedBoot(
         name=name,
         kernel=kernel,
         initrds=(initrd,) if initrd else (),
         arguments=arguments,
         architecture=architecture_of(distro.get("arch")),
-        remarks=(*remarks, *more),
+        remarks=(
+            kept(f"distro {distro['name']}") if distro else missing("its distro is not here"),
+            *remark_if(
+                autoinstall != "" and distro.get("breed"),
+                lost(f"its template {template} is not translated; Cobbler adds the argument that leads to it"),
+            ),
+            *remark_if(
+                distro.get("breed") == "suse",
+                lost("info=, by which Cobbler hears of an installation: report with urls.provisioned"),
+            ),
+            *remark_if(
+                kernel and kernel.startswith("assets:"),
+                guessed("its files lie below /assets/ as Cobbler lays them out below /cobbler/"),
+            ),
+            *more,
+        ),
     )
 
 
 def _served(distro: Mapping[str, Any], kind: str) -> str | None:
-    """Return the URL of a distro's kernel or initrd: its own, or that of Cobbler's copy (images/DISTRO/FILE)."""
+    # Its own URL, or that of Cobbler's copy: images/DISTRO/FILE.
     remote, path = words(distro.get(f"remote_boot_{kind}")), words(distro.get(kind))
     if remote and remote != _INHERIT:
         return remote
@@ -149,19 +157,15 @@ def _served(distro: Mapping[str, Any], kind: str) -> str | None:
 
 def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> ImportedMachine:
     name, profile = str(system["name"]), words(system.get("profile"))
-    remarks: list[ImportRemark] = [kept(f"system {name}")]
     nics, ignored = _nics(mapping(system.get("interfaces")))
-    remarks += ignored
     boot = boots.get(profile or "")
     options = _options(system.get("kernel_options"))
     own = {name: value for name, value in options.items() if not name.startswith("!")}
     arguments, secret = arguments_of([*_words(own), *_named_by(words(system.get("hostname")), boot), *_serial(system)])
-    if boot is None:
-        remarks.append(missing(f"its profile {profile} is not here"))
-    for key in ("autoinstall", "autoinstall_meta"):
-        if system.get(key) not in (None, "", {}, _INHERIT):
-            remarks.append(lost(f"{key} of its own"))
     bmc, more = _bmc(system)
+    own_templates = [
+        key for key in ("autoinstall", "autoinstall_meta") if system.get(key) not in (None, "", {}, _INHERIT)
+    ]
     return ImportedMachine(
         name=name,
         serial=words(system.get("serial_number")),
@@ -171,7 +175,14 @@ def _machine(system: Mapping[str, Any], boots: Mapping[str, ImportedBoot]) -> Im
         boot=boot.name if boot else None,
         arguments=arguments,
         without=tuple(_left_out(options)),
-        remarks=(*remarks, *secret, *more),
+        remarks=(
+            kept(f"system {name}"),
+            *ignored,
+            *remark_if(boot is None, missing(f"its profile {profile} is not here")),
+            *(lost(f"{key} of its own") for key in own_templates),
+            *secret,
+            *more,
+        ),
     )
 
 
@@ -184,7 +195,6 @@ def _named_by(hostname: str | None, boot: ImportedBoot | None) -> list[str]:
 
 
 def _serial(system: Mapping[str, Any]) -> list[str]:
-    """Return the console that Cobbler adds for a system's own serial port."""
     device, baud = system.get("serial_device"), system.get("serial_baud_rate")
     if not isinstance(device, int) or not isinstance(baud, int) or (device < 0 and baud < 0):
         return []
@@ -207,7 +217,7 @@ def _nics(interfaces: Mapping[str, Any]) -> tuple[tuple[ImportedNic, ...], list[
 
 
 def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return the power management as a BMC if it is Redfish or IPMI. User and password are left out."""
+    # User and password are left out.
     address, kind = words(system.get("power_address")), words(system.get("power_type"))
     if address is None or address == _INHERIT:
         return None, ()
@@ -217,6 +227,5 @@ def _bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[ImportRem
         return None, (lost(f"its power management is {kind} at {address.rpartition('@')[2]}: add a bmc by hand"),)
     scheme = "" if "://" in address else "redfish://"
     bmc, remarks = bmc_of(f"{scheme}{address}", f"{name_of(str(system['name']))}-bmc")
-    if system.get("power_user") or system.get("power_pass"):
-        remarks += (lost("power_user and power_pass were left out: put them into the directory of credentials"),)
-    return bmc, remarks
+    left_out = lost("power_user and power_pass were left out: put them into the directory of credentials")
+    return bmc, (*remarks, *remark_if(system.get("power_user") or system.get("power_pass"), left_out))

@@ -8,11 +8,9 @@ from typing import Any, Final
 
 from gitboot.importers.inventory import (
     Estate,
-    ImportedBmc,
     ImportedBoot,
     ImportedMachine,
     ImportedNic,
-    ImportRemark,
     Texts,
     architecture_of,
     arguments_of,
@@ -27,6 +25,7 @@ from gitboot.importers.inventory import (
     mac_of,
     missing,
     name_of,
+    remark_if,
     uuid_of,
     words,
 )
@@ -54,7 +53,7 @@ def read(files: Texts) -> Estate:
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    """Return a mapping, which the command line may print as a text."""
+    # The command line may print a mapping as a text.
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -64,30 +63,27 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the capabilities of a node by name. Ironic writes ``boot_mode:uefi,profile:compute``."""
+    # As Ironic writes them: boot_mode:uefi,profile:compute.
     text = str(_mapping(node.get("properties")).get("capabilities") or "")
     pairs = (each.partition(":") for each in text.split(",") if ":" in each)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _boot(node: Mapping[str, Any]) -> ImportedBoot | None:
-    """Return what a node's instance boots over the network: a ramdisk, or the kernel of an installer."""
     info = _mapping(node.get("instance_info"))
     if not (kernel := words(info.get("kernel"))):
         return None
     given = str(info.get("kernel_append_params") or "").split()
     arguments, remarks = arguments_of([*(_OF_A_RAMDISK if node.get("deploy_interface") == "ramdisk" else ()), *given])
-    url = kernel if "://" in kernel else None
-    if url is None:
-        remarks += (missing(f"its kernel {kernel} is an image of Glance: say where machines find it"),)
-    ramdisk = words(info.get("ramdisk"))
+    is_url, ramdisk = "://" in kernel, words(info.get("ramdisk"))
+    of_glance = missing(f"its kernel {kernel} is an image of Glance: say where machines find it")
     return ImportedBoot(
         name=_name(node),
-        kernel=url,
+        kernel=kernel if is_url else None,
         initrds=(ramdisk,) if ramdisk and "://" in ramdisk else (),
         arguments=arguments,
         architecture=architecture_of(_mapping(node.get("properties")).get("cpu_arch")),
-        remarks=remarks,
+        remarks=(*remarks, *remark_if(not is_url, of_glance)),
     )
 
 
@@ -103,24 +99,18 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         if mac := mac_of(port["address"]):
             boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
             nics.append(ImportedNic(mac=mac, name=words(port.get("name")), boot=boots))
-    remarks: list[ImportRemark] = [kept(f"node {name} ({node.get('uuid')})")]
-    if not nics:
-        remarks.append(missing("it has no port: export those with `openstack baremetal port list --long -f json`"))
-    address = words(driver.get("redfish_address"))
-    bmc: ImportedBmc | None = None
-    more: tuple[ImportRemark, ...] = ()
+    address, host, number = (words(driver.get(key)) for key in ("redfish_address", "ipmi_address", "ipmi_port"))
     if address:
         address = address if "://" in address else f"redfish://{address}"
-        verify = str(driver.get("redfish_verify_ca", "true")).lower() != "false"
-        system = words(driver.get("redfish_system_id"))
-        bmc, more = bmc_of(address, f"{name_of(name)}-bmc", system=system, verify=verify)
-    elif host := words(driver.get("ipmi_address")):
-        number = words(driver.get("ipmi_port"))
-        bmc, more = bmc_of(f"ipmi://{host}{f':{number}' if number else ''}", f"{name_of(name)}-bmc")
-    else:
-        remarks.append(lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"))
-    if image := words(_mapping(node.get("instance_info")).get("image_source")):
-        remarks.append(lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent"))
+    elif host:
+        address = f"ipmi://{host}{f':{number}' if number else ''}"
+    bmc, more = bmc_of(
+        address,
+        f"{name_of(name)}-bmc",
+        system=words(driver.get("redfish_system_id")),
+        verify=str(driver.get("redfish_verify_ca", "true")).lower() != "false",
+    )
+    image = words(_mapping(node.get("instance_info")).get("image_source")) or ""
     capabilities = _capabilities(node)
     return ImportedMachine(
         name=name,
@@ -133,5 +123,16 @@ def _machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> ImportedMa
         labels={key: value for key in ("profile",) if (value := capabilities.get(key))}
         | ({"resource-class": str(node["resource_class"])} if node.get("resource_class") else {}),
         boot=name if _boot(node) else None,
-        remarks=(*remarks, *more),
+        remarks=(
+            kept(f"node {name} ({node.get('uuid')})"),
+            *remark_if(
+                not nics, missing("it has no port: export those with `openstack baremetal port list --long -f json`")
+            ),
+            *remark_if(
+                address is None,
+                lost(f"its driver {node.get('driver')} is neither Redfish nor IPMI: add a bmc by hand"),
+            ),
+            *remark_if(image, lost(f"its instance's image {image.rpartition('@')[2]} is written by Ironic's agent")),
+            *more,
+        ),
     )

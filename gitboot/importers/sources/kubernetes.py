@@ -26,6 +26,7 @@ from gitboot.importers.inventory import (
     mac_of,
     mapping,
     missing,
+    remark_if,
     sequence,
     uuid_of,
     words,
@@ -37,8 +38,6 @@ _Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Objects:
-    """All objects of a source, by kind and name; of two with one name the last."""
-
     by_kind: Mapping[str, Mapping[str, _Object]]
 
     def of(self, kind: str) -> Mapping[str, _Object]:
@@ -65,13 +64,12 @@ def read(files: Texts) -> Estate:
     ]
     known = {machine.uuid for machine in machines if machine.uuid}
     alone = [machine for machine in _by_uuid(objects) if machine.uuid not in known or machine.uuid is None]
-    remarks = (
-        (lost("Secrets were not looked into: neither BMC's passwords nor user data"),) if objects.of("Secret") else ()
-    )
     return Estate(
         machines=tuple(replace(each, boot=each.boot if each.boot in boots else None) for each in (*machines, *alone)),
         boots=tuple(boot for _, boot in sorted(boots.items())),
-        remarks=remarks,
+        remarks=remark_if(
+            objects.of("Secret"), lost("Secrets were not looked into: neither BMC's passwords nor user data")
+        ),
     )
 
 
@@ -106,9 +104,7 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
     if nics and not any(nic.boot for nic in nics):
         remarks += (lost("allowPXE is false on all its interfaces: the server is Parked, which says the same"),)
         nics = [replace(nic, boot=True) for nic in nics]
-    for key in ("userData", "vendorData"):
-        if at(each, "spec", key):
-            remarks += (lost(f"its {key}: write it as user data of a profile, without secrets"),)
+    data = [key for key in ("userData", "vendorData") if at(each, "spec", key)]
     return ImportedMachine(
         name=name,
         architecture=next(filter(None, (architecture_of(dhcp.get("arch")) for dhcp in interfaces)), None),
@@ -117,7 +113,11 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
         bmc=bmc,
         labels=_labels(each),
         boot=name,
-        remarks=(kept(f"Hardware {name}"), *remarks),
+        remarks=(
+            kept(f"Hardware {name}"),
+            *remarks,
+            *(lost(f"its {key}: write it as user data of a profile, without secrets") for key in data),
+        ),
     )
 
 
@@ -142,11 +142,9 @@ def _hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
         words(at(connection, "credentialsRef", "name")),
         verify=str(connection.get("insecureTLS")) != "true",
     )
-    for key in ("userdata", "vendordata", "networkConfig"):
-        if at(spec, "instance", key):
-            remarks += (lost(f"its {key}: write it as user data of a profile, without secrets"),)
-    for variable, _ in sorted(mapping(at(spec, "instance", "vars")).items()):
-        remarks += (lost(f"its variable {variable}: write it as vars, unless it is a secret"),)
+    instance = mapping(spec.get("instance"))
+    data = [key for key in ("userdata", "vendordata", "networkConfig") if instance.get(key)]
+    variables = sorted(mapping(instance.get("vars")))
     return ImportedMachine(
         name=name,
         architecture=architecture_of(spec.get("arch")),
@@ -155,7 +153,12 @@ def _hardware_v1alpha2(name: str, each: _Object) -> ImportedMachine:
         bmc=bmc,
         labels=_labels(each),
         boot=name if at(spec, "instance", "osie", "kernelURL") else None,
-        remarks=(kept(f"Hardware {name}"), *remarks),
+        remarks=(
+            kept(f"Hardware {name}"),
+            *remarks,
+            *(lost(f"its {key}: write it as user data of a profile, without secrets") for key in data),
+            *(lost(f"its variable {each}: write it as vars, unless it is a secret") for each in variables),
+        ),
     )
 
 
@@ -183,11 +186,8 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
         words(at(spec, "bmc", "credentialsName")),
         verify=str(at(spec, "bmc", "disableCertificateVerification")) != "true",
     )
-    if image := words(at(spec, "image", "url")):
-        remarks += (lost(f"image {image.rpartition('@')[2]}, which Ironic's agent writes: gitboot boots installers"),)
-    for key in ("userData", "networkData", "metaData"):
-        if spec.get(key):
-            remarks += (lost(f"its {key} is in Secret {words(at(spec, key, 'name'))}: write it as user data"),)
+    image = words(at(spec, "image", "url")) or ""
+    data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
     return ImportedMachine(
         name=name,
         serial=words(at(seen, "systemVendor", "serialNumber")),
@@ -196,7 +196,14 @@ def _bare_metal_host(name: str, each: _Object, objects: _Objects) -> ImportedMac
         nics=tuple(nic for _, nic in sorted(nics.items())),
         bmc=bmc,
         labels=_labels(each),
-        remarks=(kept(f"BareMetalHost {name}"), *remarks),
+        remarks=(
+            kept(f"BareMetalHost {name}"),
+            *remarks,
+            *remark_if(
+                image, lost(f"image {image.rpartition('@')[2]}, which Ironic's agent writes: gitboot boots installers")
+            ),
+            *(lost(f"its {key} is in Secret {words(at(spec, key, 'name'))}: write it as user data") for key in data),
+        ),
     )
 
 
@@ -207,16 +214,13 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
     spec, status = mapping(at(each, "spec")), mapping(at(each, "status"))
     found = spec.get("systemUUID") or spec.get("uuid")
     uuid = uuid_of(found)
-    bmc_name = words(at(spec, "bmcRef", "name"))
-    controller = objects.spec("BMC", bmc_name) or mapping(at(spec, "bmc"))
+    controller = objects.spec("BMC", words(at(spec, "bmcRef", "name"))) or mapping(at(spec, "bmc"))
     bmc, remarks = _controller(controller, objects, words(spec.get("systemURI")))
     nics = {
         mac: ImportedNic(mac=mac, name=words(nic.get("name")), addresses=_some(address_of(nic.get("ip"))))
         for nic in items(status.get("networkInterfaces"))
         if (mac := mac_of(nic.get("macAddress")))
     }
-    if found and uuid is None:
-        remarks += (missing(f"its UUID {found} is none of a board"),)
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -228,22 +232,29 @@ def _server(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
         boot=next(
             (n for n, config in sorted(_configs(objects)) if uuid and uuid_of(config.get("systemUUID")) == uuid), None
         ),
-        remarks=(kept(f"Server {name}"), *remarks),
+        remarks=(
+            kept(f"Server {name}"),
+            *remarks,
+            *remark_if(found and uuid is None, missing(f"its UUID {found} is none of a board")),
+        ),
     )
 
 
 def _controller(
     controller: _Object, objects: _Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    """Return the BMC of a BMC object, or of the same fields in a Server. Its address may be that of an Endpoint."""
+    # The address of a BMC may be that of an Endpoint.
     endpoint = objects.spec("Endpoint", at(controller, "endpointRef", "name") or at(controller, "endpoint", "name"))
     host = words(at(controller, "access", "ip") or controller.get("address") or endpoint.get("ip"))
     protocol = mapping(at(controller, "protocol"))
     if host is None:
         return None, ()
     port, scheme = words(protocol.get("port")), words(protocol.get("scheme")) or "https"
-    address = f"redfish+{scheme}://{host}{f':{port}' if port else ''}"
-    return bmc_of(address, words(at(controller, "bmcSecretRef", "name")), system=system)
+    return bmc_of(
+        f"redfish+{scheme}://{host}{f':{port}' if port else ''}",
+        words(at(controller, "bmcSecretRef", "name")),
+        system=system,
+    )
 
 
 def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
@@ -253,34 +264,28 @@ def _configs(objects: _Objects) -> Iterator[tuple[str, _Object]]:
 
 
 def _by_uuid(objects: _Objects) -> Iterator[ImportedMachine]:
-    """Return machines that only a boot configuration names. Network identifiers are IP or MAC addresses."""
+    # Machines that only a boot configuration names. Network identifiers are IP or MAC addresses.
     for name, spec in sorted(_configs(objects)):
         uuid = uuid_of(spec.get("systemUUID"))
         found = [*_list(spec.get("networkIdentifiers")), *_list(spec.get("systemIPs")), *_list(spec.get("systemIP"))]
         macs = sorted({mac for each in found if (mac := mac_of(each))})
         addresses = tuple(sorted({address for each in found if (address := address_of(each))}))
-        remarks = [kept(f"boot configuration {name}")]
-        if not macs:
-            remarks.append(missing(f"its MAC addresses: {name} names {', '.join(addresses) or 'none'}"))
-        if uuid is None:
-            remarks.append(missing(f"its UUID {words(spec.get('systemUUID'))} is none of a board"))
         yield ImportedMachine(
             name=name,
             uuid=uuid,
             nics=tuple(ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs),
             boot=name,
-            remarks=tuple(remarks),
+            remarks=(
+                kept(f"boot configuration {name}"),
+                *remark_if(not macs, missing(f"its MAC addresses: {name} names {', '.join(addresses) or 'none'}")),
+                *remark_if(uuid is None, missing(f"its UUID {words(spec.get('systemUUID'))} is none of a board")),
+            ),
         )
 
 
 def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
-    """Return the boots of boot configurations, and those of kernels in Tinkerbell's Hardware."""
     for name, spec in sorted(_configs(objects)):
-        remarks: tuple[ImportRemark, ...] = (
-            (lost("its Ignition is in a Secret"),) if spec.get("ignitionSecretRef") else ()
-        )
-        if image := words(spec.get("image")):
-            remarks += (lost(f"image {image}: name its layers with `gitboot artifacts resolve`"),)
+        image = words(spec.get("image"))
         kernel, initrd, uki = (_url(spec.get(key)) for key in ("kernelURL", "initrdURL", "ukiURL"))
         if kernel or uki:
             yield ImportedBoot(
@@ -289,7 +294,10 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
                 initrds=_some(initrd),
                 rootfs=_url(spec.get("squashfsURL")) if kernel else None,
                 uki=None if kernel else uki,
-                remarks=remarks,
+                remarks=(
+                    *remark_if(spec.get("ignitionSecretRef"), lost("its Ignition is in a Secret")),
+                    *remark_if(image, lost(f"image {image}: name its layers with `gitboot artifacts resolve`")),
+                ),
             )
     for name, each in sorted(objects.of("Hardware").items()):
         for interface in items(at(each, "spec", "interfaces")):

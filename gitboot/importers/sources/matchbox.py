@@ -24,6 +24,7 @@ from gitboot.importers.inventory import (
     mac_of,
     mapping,
     missing,
+    remark_if,
     sequence,
     uuid_of,
     words,
@@ -81,11 +82,6 @@ def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
         )
         for group in later
     ]
-    if _further(first):
-        remarks.append(lost(f"group {_name(first)} selects by {_further(first)}, too"))
-    for key, value in (("mac", mac), ("uuid", uuid)):
-        if selector.get(key) and value is None:
-            remarks.append(missing(f"its {key} cannot be read"))
     variables, labels, more = _metadata(mapping(at(first, "metadata")))
     return ImportedMachine(
         name=_name(first),
@@ -95,7 +91,14 @@ def _machine(groups: list[dict[str, Any]]) -> ImportedMachine:
         labels=labels,
         vars=variables,
         boot=words(first.get("profile")),
-        remarks=(kept(f"group {_name(first)}"), *remarks, *more),
+        remarks=(
+            kept(f"group {_name(first)}"),
+            *remarks,
+            *remark_if(_further(first), lost(f"group {_name(first)} selects by {_further(first)}, too")),
+            *remark_if(selector.get("mac") and mac is None, missing("its mac cannot be read")),
+            *remark_if(selector.get("uuid") and uuid is None, missing("its uuid cannot be read")),
+            *more,
+        ),
     )
 
 
@@ -105,7 +108,7 @@ def _further(group: Mapping[str, Any]) -> str:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
-    """Return variables and labels, without secrets and without values that are no text."""
+    # Variables and labels, without secrets and without values that are no text.
     variables, labels, remarks = {}, {}, []
     for key, value in sorted(metadata.items()):
         text = words(value)
@@ -127,7 +130,7 @@ def _metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, st
 
 
 def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
-    """Return the boot of a profile. matchbox's assets become assets of the fleet."""
+    # matchbox's assets become assets of the fleet.
     boot, remarks = mapping(at(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in sequence(boot.get("args"))]
     leads = [argument for argument in found if "/ignition?" in argument]
@@ -141,16 +144,14 @@ def _boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     elif leads:
         remarks.append(guessed("its arguments still lead to the old system's user data"))
     arguments, more = arguments_of(found)
-    for key in ("cloud_id", "generic_id"):
-        if profile.get(key):
-            remarks.append(lost(f"{key} {profile[key]}: gitboot serves no such file"))
+    ids = [key for key in ("cloud_id", "generic_id") if profile.get(key)]
     return ImportedBoot(
         name=_name(profile),
         kernel=_asset(boot.get("kernel")),
         initrds=tuple(filter(None, (_asset(each) for each in sequence(boot.get("initrd"))))),
         arguments=arguments,
         data=data,
-        remarks=(*remarks, *more),
+        remarks=(*remarks, *more, *(lost(f"{key} {profile[key]}: gitboot serves no such file") for key in ids)),
     )
 
 

@@ -9,7 +9,6 @@ from gitboot.importers.inventory import (
     Estate,
     ImportedMachine,
     ImportedNic,
-    ImportRemark,
     Texts,
     address_of,
     at,
@@ -20,6 +19,7 @@ from gitboot.importers.inventory import (
     mac_of,
     missing,
     name_of,
+    remark_if,
     uuid_of,
     words,
 )
@@ -43,17 +43,12 @@ def read(files: Texts) -> Estate:
 def _machine(
     device: Mapping[str, Any], interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
-    remarks: list[ImportRemark] = [kept(f"device {device['name']}")]
     nics = []
     for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
-        if each.get("mgmt_only"):
-            continue
-        if mac := mac_of(each["mac_address"]):
+        if not each.get("mgmt_only") and (mac := mac_of(each["mac_address"])):
             own = (words(row["address"]) for row in addresses.get(str(each.get("id")), []))
             found = tuple(sorted(filter(None, (address_of(one) for one in own if one))))
             nics.append(ImportedNic(mac=mac, name=words(each.get("name")), addresses=found))
-    if not nics:
-        remarks.append(missing("its MAC addresses: export its interfaces beside the devices"))
     labels = {
         key: name_of(slug)
         for key in ("site", "rack", "role")
@@ -65,5 +60,8 @@ def _machine(
         uuid=uuid_of(at(device, "custom_fields", "uuid") or at(device, "custom_fields", "system_uuid")),
         nics=tuple(nics),
         labels=labels,
-        remarks=tuple(remarks),
+        remarks=(
+            kept(f"device {device['name']}"),
+            *remark_if(not nics, missing("its MAC addresses: export its interfaces beside the devices")),
+        ),
     )

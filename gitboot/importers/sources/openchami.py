@@ -12,7 +12,6 @@ from gitboot.importers.inventory import (
     ImportedBoot,
     ImportedMachine,
     ImportedNic,
-    ImportRemark,
     Texts,
     address_of,
     architecture_of,
@@ -27,6 +26,7 @@ from gitboot.importers.inventory import (
     mac_of,
     missing,
     name_of,
+    remark_if,
     sequence,
     words,
 )
@@ -47,10 +47,7 @@ def read(files: Texts) -> Estate:
         mac: row["ComponentID"] for row in interfaces if row.get("ComponentID") and (mac := mac_of(row["MACAddress"]))
     }
     of_component = grouped(interfaces, "ComponentID")
-    of_nodes: dict[str, Mapping[str, Any]] = {}
-    for row in parameters:
-        for key in _keys(row, by_nid, owners):
-            of_nodes[key] = row
+    of_nodes = {key: row for row in parameters for key in _keys(row, by_nid, owners)}
     boots = {boot.name: boot for boot in (_boot(row) for row in parameters if row.get("kernel"))}
     machines = tuple(
         _machine(key, row, components.get(key, {}), of_component.get(key, []))
@@ -66,7 +63,6 @@ def read(files: Texts) -> Estate:
 
 
 def _keys(row: Mapping[str, Any], by_nid: Mapping[str, str], owners: Mapping[MacAddress, Any]) -> Iterator[str]:
-    """Return the nodes of a row: the xname if State Management has one, else the key of the row."""
     yield from map(str, sequence(row.get("hosts")))
     for mac in sequence(row.get("macs")):
         known = mac_of(mac)
@@ -79,14 +75,13 @@ def _boot(row: Mapping[str, Any]) -> ImportedBoot:
     """Return the kernel and the parameters of a row. Their digest is in the name, so equal rows have one boot."""
     kernel, initrd, params = (words(row.get(key)) for key in ("kernel", "initrd", "params"))
     arguments, remarks = arguments_of((params or "").split())
-    if at(row, "cloud-init", "user-data") or at(row, "cloud-init", "meta-data"):
-        remarks += (lost("its cloud-init data: write them as user data, without secrets"),)
+    has_data = at(row, "cloud-init", "user-data") or at(row, "cloud-init", "meta-data")
     return ImportedBoot(
         name=_named(row),
         kernel=kernel,
         initrds=(initrd,) if initrd else (),
         arguments=tuple(each for each in arguments if not each.startswith("initrd=")),
-        remarks=remarks,
+        remarks=(*remarks, *remark_if(has_data, lost("its cloud-init data: write them as user data, without secrets"))),
     )
 
 
@@ -102,13 +97,6 @@ def _machine(
     nics = [nic for nic in map(_nic, interfaces) if nic]
     if (own := mac_of(key)) is not None and not nics:
         nics = [ImportedNic(mac=own)]
-    remarks: list[ImportRemark] = [kept(f"boot parameters of {key}")]
-    if not nics:
-        remarks.append(
-            missing("its MAC addresses: export EthernetInterfaces of State Management beside the parameters")
-        )
-    if not row.get("kernel"):
-        remarks.append(missing("its parameters name no kernel"))
     labels = {name: str(component[name]) for name in ("Role", "SubRole") if component.get(name)}
     return ImportedMachine(
         name=f"node-{key.replace(':', '-')}" if own else key,
@@ -121,7 +109,14 @@ def _machine(
         labels={name.lower(): value for name, value in labels.items()},
         vars={"nid": str(component["NID"])} if "NID" in component else {},
         boot=_named(row) if row.get("kernel") else None,
-        remarks=tuple(remarks),
+        remarks=(
+            kept(f"boot parameters of {key}"),
+            *remark_if(
+                not nics,
+                missing("its MAC addresses: export EthernetInterfaces of State Management beside the parameters"),
+            ),
+            *remark_if(not row.get("kernel"), missing("its parameters name no kernel")),
+        ),
     )
 
 

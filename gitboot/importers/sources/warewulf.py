@@ -9,7 +9,6 @@ from gitboot.importers.inventory import (
     Estate,
     ImportedMachine,
     ImportedNic,
-    ImportRemark,
     Texts,
     address_of,
     at,
@@ -20,6 +19,7 @@ from gitboot.importers.inventory import (
     mapping,
     missing,
     name_of,
+    remark_if,
     sequence,
     words,
     yaml_of,
@@ -32,7 +32,7 @@ def warewulf(files: Texts) -> Estate:
     for path, text in sorted(files.items()):
         for document in yaml_of(path, text):
             profiles = mapping(at(document, "nodeprofiles"))
-            for name, node in sorted((mapping(at(document, "nodes"))).items()):
+            for name, node in sorted(mapping(at(document, "nodes")).items()):
                 machines.append(_warewulf_node(name, node if isinstance(node, dict) else {}, profiles))
     return Estate(machines=tuple(machines))
 
@@ -48,15 +48,17 @@ def _warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, An
         for _, device in sorted(devices.items())
         if (mac := mac_of(at(device, "hwaddr")))
     ]
-    remarks: list[ImportRemark] = [kept(f"node {name}")]
-    if not nics:
-        remarks.append(missing("its MAC address"))
     found = [node, *(mapping(at(profiles, each)) for each in sequence(node.get("profiles")))]
-    for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel")):
-        if value := next((words(each.get(key)) for each in found if words(each.get(key))), None):
-            remarks.append(lost(f"its {label} {value}: gitboot builds none"))
-    bmc = None
-    if address := next((words(at(each, "ipmi", "ipaddr")) for each in found if at(each, "ipmi", "ipaddr")), None):
-        bmc, more = bmc_of(f"ipmi://{address}", f"{name_of(name)}-bmc")
-        remarks += more
-    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=tuple(remarks))
+    images = {
+        label: next(filter(None, (words(each.get(key)) for each in found)), None)
+        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+    }
+    address = next(filter(None, (words(at(each, "ipmi", "ipaddr")) for each in found)), None)
+    bmc, more = bmc_of(f"ipmi://{address}" if address else None, f"{name_of(name)}-bmc")
+    remarks = (
+        kept(f"node {name}"),
+        *remark_if(not nics, missing("its MAC address")),
+        *(lost(f"its {label} {value}: gitboot builds none") for label, value in images.items() if value),
+        *more,
+    )
+    return ImportedMachine(name=name, nics=tuple(nics), bmc=bmc, remarks=remarks)

@@ -8,7 +8,6 @@ from gitboot.importers.inventory import (
     Estate,
     ImportedMachine,
     ImportedNic,
-    ImportRemark,
     Texts,
     address_of,
     architecture_of,
@@ -17,6 +16,7 @@ from gitboot.importers.inventory import (
     lost,
     mac_of,
     name_of,
+    remark_if,
     uuid_of,
     without_secrets,
 )
@@ -55,17 +55,10 @@ def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
     # "mac!name|mac!name": the MAC addresses of a node, each with the host name that it is given
     macs = [mac for part in node.get("mac", "").split("|") if (mac := mac_of(part.partition("!")[0]))]
     address = address_of(node.get("ip"))
-    remarks: list[ImportRemark] = [kept(f"node {name}")]
     host = node.get("bmc")
     by_ipmi = host is not None and node.get("mgt") == "ipmi"
     bmc, more = bmc_of(f"ipmi://{host}" if by_ipmi else None, f"{name_of(name)}-bmc")
-    remarks += more
-    if host and not by_ipmi:
-        remarks.append(lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand"))
-    remarks += [lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)]
-    if "addkcmdline" in node:
-        arguments, secret = without_secrets(node["addkcmdline"].split())
-        remarks += [*secret, lost(f"addkcmdline {' '.join(arguments)}")] if arguments else secret
+    arguments, secret = without_secrets(node.get("addkcmdline", "").split())
     return ImportedMachine(
         name=name,
         serial=node.get("serial") or None,
@@ -75,5 +68,12 @@ def _xcat_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
         nics=tuple(
             ImportedNic(mac=mac, addresses=(address,) if address and not i else ()) for i, mac in enumerate(macs)
         ),
-        remarks=tuple(remarks),
+        remarks=(
+            kept(f"node {name}"),
+            *more,
+            *remark_if(host and not by_ipmi, lost(f"its BMC {host} ({node.get('mgt', 'unknown')}): add a bmc by hand")),
+            *(lost(f"{key}={node[key]}") for key in ("provmethod", "osimage", "netboot", "os") if node.get(key)),
+            *secret,
+            *remark_if(arguments, lost(f"addkcmdline {' '.join(arguments)}")),
+        ),
     )

@@ -39,7 +39,6 @@ class TargetFolder:
     """
 
     def __init__(self, root: Path) -> None:
-        """Raises `PublishError`."""
         self.root = root
         try:
             modes = TreeModes.of_folder(root.stat())
@@ -50,7 +49,6 @@ class TargetFolder:
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder that was opened is still at its path."""
         return self._disk.is_there
 
     def close(self) -> None:
@@ -117,7 +115,6 @@ class TargetFolder:
         self._disk.sync()
 
     def _is_something_else(self, path: str, content: bytes) -> bool:
-        """Return whether a path has anything but a file with this content."""
         if self._disk.look(path) is None:
             return False
         try:
@@ -372,7 +369,6 @@ def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCred
 
 
 def _write(path: Path, file: TargetFile) -> None:
-    """Write a file with its time. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     path.write_bytes(file.content)
@@ -380,6 +376,5 @@ def _write(path: Path, file: TargetFile) -> None:
 
 
 def _items(output: str) -> list[str]:
-    """Return the files of rsync's list, sorted."""
     found = (_ITEM.fullmatch(line) for line in output.splitlines())
     return sorted(_ESCAPED.sub(lambda each: chr(int(each[1], 8)), item[1]) for item in found if item is not None)

@@ -83,7 +83,6 @@ class Follower:
 
     @property
     def following(self) -> Following:
-        """How it fares."""
         return self._following
 
     def start(self) -> None:
@@ -168,7 +167,6 @@ class Follower:
         return _PERIOD_S, 0
 
     def _bring_up(self) -> Glance | None:
-        """Make steps until the target holds all that is published."""
         glance = self._tree.look()
         while glance is not None and not self._ending:
             if self._held is None:
@@ -215,26 +213,21 @@ class Followers:
 
     @property
     def following(self) -> tuple[Following, ...]:
-        """How each fares, in the order of the settings."""
         return tuple(each.following for each in self._followers)
 
     def publish(self) -> None:
-        """Have all of them brought up to what was just published."""
         for each in self._followers:
             each.publish()
 
     def turn(self, at: datetime) -> None:
-        """Have all of them brought up to a transition at ``at``, which was just published."""
         for each in self._followers:
             each.turn(at)
 
     def retry_now(self) -> None:
-        """Let the next try of each target be now."""
         for each in self._followers:
             each.retry_now()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all of them are, or for so long."""
         until = time.monotonic() + timeout_s
         for each in self._followers:
             each.wait(max(until - time.monotonic(), 0))
@@ -269,20 +262,25 @@ _EXPECTED: Final = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BranchAddress:
-    """A branch of a Git repository that belongs to one instance."""
+class _Address:
+    """The settings of a target that belongs to one instance. Each kind of target has some of them."""
 
-    url: str
-    branch: str
-    credentials: Path | None = None  # a directory with username and password
+    credentials: Path | None = None  # a directory with username and password; of a bucket: key id and key
     ssh_key: Path | None = None
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
     serves: str | None = None  # the base URL under which machines find it; None: nobody says
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchAddress(_Address):
+    """A branch of a Git repository."""
+
+    url: str
+    branch: str
+
     @property
     def name(self) -> str:
-        """What people are told it is."""
         return f"{_GIT}{self.url}#{self.branch}"
 
     @property
@@ -291,54 +289,43 @@ class BranchAddress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketAddress:
-    """A bucket of an S3-compatible store, and the prefix in it that belongs to one instance."""
+class BucketAddress(_Address):
+    """A bucket of an S3-compatible store, and the prefix in it. Without credentials, the environment has the key."""
 
     bucket: str
     prefix: str = ""  # without slashes around it
     endpoint: str | None = None  # None: AWS's own, by region
     region: str = "us-east-1"
     path_style: bool = False  # the bucket in the path of URLs, not in the host's name
-    credentials: Path | None = None  # a directory with username and password: key id and key; None: the environment's
-    ca_bundle: Path | None = None
-    serves: str | None = None
 
     @property
     def name(self) -> str:
-        """What people are told it is."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FolderAddress:
-    """A folder of this machine that belongs to one instance."""
+class FolderAddress(_Address):
+    """A folder of this machine."""
 
     folder: Path  # absolute
-    serves: str | None = None  # the base URL that machines use for it; None: unknown
 
     @property
     def name(self) -> str:
-        """The name of the target in messages."""
         return str(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RsyncAddress:
-    """A folder of another host that belongs to one instance, and that rsync reaches by ssh or by its daemon."""
+class RsyncAddress(_Address):
+    """A folder of another host, which rsync reaches by ssh or by its daemon."""
 
     host: str
     path: str  # absolute, without a slash at its end; of a daemon: the module, and a folder in it
     user: str | None = None
     port: int | None = None  # None: the protocol's own
     is_daemon: bool = False  # rsync://; else by ssh
-    credentials: Path | None = None  # for a daemon: a directory with username and password
-    ssh_key: Path | None = None
-    known_hosts: Path | None = None
-    serves: str | None = None
 
     @property
     def name(self) -> str:
-        """The name of the target in messages."""
         user = f"{self.user}@" if self.user else ""
         host = f"[{self.host}]" if ":" in self.host else self.host
         port = f":{self.port}" if self.port is not None else ""

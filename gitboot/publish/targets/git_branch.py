@@ -53,7 +53,6 @@ class BranchTarget:
         self._uncommitted: dict[str, bytes] = {}  # shards by number, of steps that changed no file
 
     def load(self) -> Holding:
-        """What the branch holds. Raises `ForeignTree`, `PublishError`, and what fetching raises."""
         if self._follows_default and self._branch.is_default():
             raise UsageError(f"{self._name} is the branch that this instance follows; name another")
         self._uncommitted = {}
@@ -77,7 +76,6 @@ class BranchTarget:
         return held(replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """A shard as it lies there, or will with the next commit."""
         if (digest := head.shards.get(number)) is None:
             return {}
         data = self._uncommitted.get(number) or self._read(_shard_path(number))
@@ -91,7 +89,7 @@ class BranchTarget:
         if not step.placed and not step.removed:
             return
         changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
-        changes |= {path: partial(step.content, path, tree) for path in step.placed}
+        changes |= {path: partial(_content, tree, path, digest) for path, digest in step.placed.items()}
         for number, data in self._uncommitted.items():
             changes[_shard_path(number)] = partial(bytes, data) if data else None
         changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
@@ -115,6 +113,10 @@ def _message(step: TargetStep) -> str:
         f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
         f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
     )
+
+
+def _content(tree: FollowedTree, path: str, digest: str) -> bytes:
+    return tree.file(path, digest).content
 
 
 def _shard_path(number: str) -> str:

@@ -109,11 +109,9 @@ class Bucket:
         return None
 
     def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        """Read objects, several at a time, and call ``take`` with each."""
         each_at_once(lambda path: take(path, self.get(path)), paths)
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a new object. Raises `FileConflict` if it exists."""
         with self._translated():
             obstore.put(self._store, path, content, attributes=headers_of(path), mode="create", use_multipart=False)
 
@@ -167,8 +165,6 @@ class Bucket:
         return sorted(wrong)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove objects; one that is not there is no failure."""
-
         def remove(path: str) -> None:
             with self._translated():
                 try:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
-from gitboot.jsonio import canonical
+from gitboot.jsonio import canonical, json_decoder
 from gitboot.publish.manifest import (
     MANIFEST,
     digest_of,
@@ -36,20 +36,21 @@ HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
 LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
-_FORMAT: Final = 1
-_NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_NO_NAMES: Final = frozenset({"", ".", ".."})
+_T = TypeVar("_T")
+_Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # of a shard
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+# Whoever writes to a target could name files that are not for machines, or that are outside of it.
+_Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
 _MOST: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
 
 
-class Unit(NamedTuple):
+class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
     """The files of one server, or of nobody, which change together."""
 
     state: str  # the digest of what they were made of
-    files: Mapping[str, str]  # sha256 by path below the output directory
+    files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
     withheld: bool = False  # whether a boot that is made once was left out: nobody could record it
 
 
@@ -64,7 +65,8 @@ class TargetHead:
     commit: str
     gitboot: str  # its version
     writer: str  # the process that writes there, by a number that it has drawn
-    shards: Mapping[str, str] = field(default_factory=dict)  # sha256 by number
+    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 by number
+    format: Literal[1] = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,54 +103,27 @@ def held(head: TargetHead, shards: Iterable[Shard], unlisted: Iterable[str], *, 
     )
 
 
+_parse_head: Final = json_decoder(TargetHead)
+_parse_units: Final = json_decoder(dict[str, Unit])
+_parse_unlisted: Final = json_decoder(frozenset[_Path])
+
+
 def render_head(head: TargetHead) -> bytes:
-    value = {
-        "commit": head.commit,
-        "format": _FORMAT,
-        "gitboot": head.gitboot,
-        "ledger": head.ledger,
-        "shards": dict(head.shards),
-        "writer": head.writer,
-    }
-    return canonical(value) + b"\n"
+    return canonical(msgspec.to_builtins(head)) + b"\n"
 
 
 def parse_head(data: bytes) -> TargetHead:
-    """What ``render_head`` wrote; ValueError for anything else."""
-    match _loaded(data):
-        case {
-            "commit": str(commit),
-            "format": int(format),
-            "gitboot": str(gitboot),
-            "ledger": str(ledger),
-            "shards": dict(shards),
-            "writer": str(writer),
-        } if format == _FORMAT and _are_digests(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
-            return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
-    raise ValueError(f"not what a target of format {_FORMAT} says of itself")
+    """Return what `render_head` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_head, data, "not what a target of format 1 says of itself")
 
 
 def render_units(shard: Shard) -> bytes:
-    value = {
-        server: {"state": unit.state, "files": dict(unit.files), **({"withheld": True} if unit.withheld else {})}
-        for server, unit in shard.items()
-    }
-    return canonical(value) + b"\n"
+    return canonical(msgspec.to_builtins(shard)) + b"\n"
 
 
 def parse_units(data: bytes) -> dict[str, Unit]:
-    """What ``render_units`` wrote; ValueError for anything else."""
-    units: dict[str, Unit] = {}
-    found = _loaded(data)
-    for server, each in found.items() if isinstance(found, dict) else [("", None)]:
-        match each:
-            case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(
-                files
-            ):
-                units[server] = Unit(state, files, more.get("withheld") is True)
-            case _:
-                raise ValueError("not a shard of a target")
-    return units
+    """Return what `render_units` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_units, data, "not a shard of a target")
 
 
 def render_unlisted(paths: Iterable[str]) -> bytes:
@@ -156,33 +131,15 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 def parse_unlisted(data: bytes) -> frozenset[str]:
-    """What ``render_unlisted`` wrote; ValueError for anything else."""
-    found = _loaded(data)
-    if not isinstance(found, list) or not _are_paths(found):
-        raise ValueError("not a list of paths")
-    return frozenset(found)
+    """Return what `render_unlisted` wrote. Raises ValueError for anything else."""
+    return _parsed(_parse_unlisted, data, "not a list of paths")
 
 
-def _loaded(data: bytes) -> Any:
+def _parsed(parse: Callable[[bytes], _T], data: bytes, fault: str) -> _T:
     try:
-        return msgspec.json.decode(data)  # rejects lone surrogates, which no path has and no file can store
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-
-
-def _are_digests(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values)
-
-
-def _are_paths(values: Iterable[object]) -> bool:
-    """Return whether all are paths of files for machines: whoever writes to a target could name other files."""
-    return all(
-        isinstance(value, str)
-        and value.startswith(BOOT)
-        and "\0" not in value
-        and _NO_NAMES.isdisjoint(value.split("/"))
-        for value in values
-    )
+        return parse(data)
+    except (RecursionError, ValueError) as error:
+        raise ValueError(fault) from error
 
 
 ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none
@@ -194,15 +151,11 @@ class FileConflict(Exception):
 
 
 class StoredFile(NamedTuple):
-    """A file that a store has."""
-
     content: bytes
     version: str | None  # what `replace` compares; None: the store has no versions
 
 
 class TargetFile(NamedTuple):
-    """A file to be written."""
-
     content: bytes
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
@@ -329,9 +282,9 @@ class FollowedTree:
     def served(self, server: str, digest: str) -> Served:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
         if server == SHARED:
-            return Served(self._shared, {}, frozenset())
+            return Served(self._shared)
         if server == LIST:
-            return Served(self._list, {}, frozenset())
+            return Served(self._list)
         return served(parse(self._part(state_path(server), digest)))
 
     def file(self, path: str, digest: str) -> TargetFile:
@@ -343,7 +296,6 @@ class FollowedTree:
             raise
 
     def stands(self, path: str) -> bool:
-        """Whether a file is published there, by whomever."""
         return (self._root / path).is_file()
 
     def _part(self, path: str, digest: str) -> bytes:
@@ -368,26 +320,11 @@ class TargetStep:
     manifest: str  # the digest of the published tree's own
     placed: Mapping[str, str]  # sha256 by path, sorted
     fresh: frozenset[str]  # those of them at which nothing of gitboot's lies yet, unless it is another server's
-    instead: Mapping[str, bytes]  # the content of those that lie otherwise in the tree
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # by number, those that change; empty: it goes
     units: Mapping[str, Unit | None]  # by server, those that change; None: it is gone
     doubtful: frozenset[str]  # what is in doubt until the head is written
     unlisted: frozenset[str]  # and what stays, unlisted, afterwards
-
-    def content(self, path: str, tree: FollowedTree) -> bytes:
-        """Return what is written to a path. Raises `Overtaken` if the tree has another file by now."""
-        return self.file(path, tree).content
-
-    def file(self, path: str, tree: FollowedTree) -> TargetFile:
-        """Return what is written to a path, with its time. Raises `Overtaken` if the tree has another file by now.
-
-        A file that the tree does not have has the time 0: a log that has the time of the tree's file would show that a
-        machine fetched the boot that was left out.
-        """
-        if path in self.instead:
-            return TargetFile(self.instead[path], 0)
-        return tree.file(path, self.placed[path])
 
 
 def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: ReadShard, most: int) -> TargetStep | None:
@@ -412,8 +349,6 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     units: dict[str, Unit | None] = {}
     was: dict[str, str] = {}
     wanted: dict[str, str] = {}
-    instead: dict[str, bytes] = {}
-    left_out: set[str] = set()
     for server in changed[:most]:
         if (number := number_of(server)) not in shards:
             shards[number] = {**read_shard(number)}
@@ -424,10 +359,8 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
             found = tree.served(server, state)
             units[server] = shards[number][server] = Unit(state, found.files, found.lacks_boots)
             wanted |= found.files
-            instead |= found.instead
-            left_out |= found.left_out
     gone = (was.keys() | held.unlisted) - wanted.keys()
-    stand = {path for path in gone if path not in left_out and tree.stands(path)}
+    stand = {path for path in gone if tree.stands(path)}
     given_up = {path for path in stand if not is_content(path)}
     # One that another server has on the target was given what this one gave up.
     others = (read_shard(number) for number in held.head.shards if given_up and number not in shards)
@@ -454,7 +387,6 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
         ),
         placed=placed,
         fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
-        instead={path: content for path, content in instead.items() if path in placed},
         removed=tuple(sorted(gone - stand)),
         shards=rendered,
         units=units,
@@ -470,7 +402,6 @@ def outdated(glance: Glance, held: Holding) -> set[str]:
 
 
 def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
-    """Return the paths that the target has of these servers."""
     numbers = {number_of(server) for server in servers}
     found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
     return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
@@ -553,7 +484,6 @@ class StoreTarget:
         )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
-        """Return a shard as the target has it; an empty one if the head has none."""
         if (digest := head.shards.get(number)) is None:
             return {}
         return self._verified_shard(digest, self._open().get(_shard_path(digest)))
@@ -569,7 +499,7 @@ class StoreTarget:
         sizes: dict[str, int] = {}
 
         def read(path: str) -> TargetFile:
-            file = step.file(path, tree)
+            file = tree.file(path, step.placed[path])
             sizes[path] = len(file.content)
             return file
 

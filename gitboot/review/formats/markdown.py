@@ -87,21 +87,16 @@ def _verdict(review: Review, folder: str) -> Iterator[str]:
 
 
 def _blast_radius(review: Review) -> Iterator[str]:
-    if review.outcome in (ReviewOutcome.INVALID, ReviewOutcome.UNCHANGED) or not review.changes or not review.verdict:
+    if not (found := review.areas):
         return
-    limits = review.verdict.limits
+    (header, *areas), lines = found, []
+    for name, *cells in areas:
+        shown = (code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))
+        lines.append(f"| {' | '.join(shown)} |")
     yield "\n### Blast radius\n"
-    yield _row(each.capitalize() for each in phrases.area_header(limits))
+    yield f"| {' | '.join(each.capitalize() for each in header)} |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
-    rows = []
-    for area in phrases.touched(review.changes.areas):
-        name, *cells = phrases.area_cells(area, limits)
-        rows.append(_row((code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))))
-    yield from _fitting(rows, "server group")
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    yield from _fitting(lines, "server group")
 
 
 def _guards(review: Review) -> Iterator[str]:
@@ -136,12 +131,10 @@ _LINKS: Final = ("www.", "://")  # GFM 6.9
 
 
 def _dangers(review: Review) -> Iterator[str]:
-    servers = {change.name for change in review.changes.servers} if review.changes else set()
     for index, danger in enumerate(review.dangers()):
         if index == 0:
             yield "\n### Look at this first\n"
-        number = f"{count(len(danger.names), 'server')}: " if danger.names[0] in servers else ""
-        yield f"- **{danger.risk}**: {number}{some(list(map(code, danger.names)))}"
+        yield f"- **{danger.risk}**: {danger.number}{some(list(map(code, danger.names)))}"
         yield from (f"  - {code(reason)}" for reason in danger.reasons[:5])
         if left := more(len(danger.reasons) - 5, "reason"):
             yield f"  - {left}"
@@ -151,7 +144,6 @@ def _dangers(review: Review) -> Iterator[str]:
 
 
 def _groups(review: Review, room: int) -> tuple[list[str], int]:
-    """As many groups as there is room for, and how many of them are left out or without their details."""
     blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
@@ -177,7 +169,6 @@ def _groups(review: Review, room: int) -> tuple[list[str], int]:
 
 
 def _group(group: Group) -> tuple[str, str]:
-    """A group with its details, and the same in one line."""
     lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(phrases.when(effect))}" for effect in group.effects)
@@ -250,20 +241,16 @@ def _documents(review: Review) -> Iterator[str]:
 
 
 def _problems(review: Review) -> Iterator[str]:
-    for heading, problems in (
-        ("Problems", review.head.problems),
-        ("Problems of the base", review.base.problems if review.base.decisions is None else ()),
-    ):
-        if problems:
-            errors = sum(problem.severity is Severity.ERROR for problem in problems)
-            numbers = f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
-            yield f"\n### {heading}: {numbers}\n"
-            lines = [
-                f"- {code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {code(each.message)}"
-                + (f"<br>{code(each.hint)}" if each.hint else "")
-                for each in problems
-            ]
-            yield from _fitting(lines, "problem", 2 * _SECTION)
+    for heading, problems in review.problems():
+        errors = sum(problem.severity is Severity.ERROR for problem in problems)
+        numbers = f"{count(errors, 'error')}, {count(len(problems) - errors, 'warning')}"
+        yield f"\n### {heading}: {numbers}\n"
+        lines = [
+            f"- {code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: {code(each.message)}"
+            + (f"<br>{code(each.hint)}" if each.hint else "")
+            for each in problems
+        ]
+        yield from _fitting(lines, "problem", 2 * _SECTION)
 
 
 def _next(review: Review) -> Iterator[str]:
@@ -306,7 +293,6 @@ def _longer_than(text: str, least: int) -> str:
 
 
 def _fitting(lines: list[str], what: str, room: int = _SECTION) -> Iterator[str]:
-    """As many lines as there is room for, and how many are left out."""
     for number, line in enumerate(lines):
         room -= len(line.encode()) + 1
         if room < 0:
@@ -389,7 +375,6 @@ def _annotation(review: Review, places: Iterable[Place], code: Code, message: st
 
 
 def _place_in_fleet(review: Review, *field: str) -> Place:
-    """Return where the new Fleet has a field, or what is left around it."""
     assert review.head.repository is not None  # noqa: S101 - it was judged
     repository = review.head.repository
     path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), *field)

@@ -294,8 +294,12 @@ def effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
 # Blast radius
 
 
-def area_header(limits: Limits) -> tuple[str, ...]:
-    return (
+def area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[str, ...]]:
+    """A header, and the numbers of the whole fleet and of each group in which something happens.
+
+    An exclamation mark is a limit exceeded.
+    """
+    yield (
         "GROUP",
         "SERVERS",
         f"CHANGED (max {limits.max_update_percent} %)",
@@ -304,19 +308,17 @@ def area_header(limits: Limits) -> tuple[str, ...]:
         "ADDED",
         "REINSTALLS",
     )
-
-
-def area_cells(area: Area, limits: Limits) -> tuple[str, ...]:
-    """A group's numbers beside what it may have; an exclamation mark is a limit exceeded."""
-    return (
-        str(area),
-        f"{area.size:,}",
-        _measured(area.changed, area.size, limits.max_update_percent, limits.max_small_group),
-        f"{area.less:,}",
-        _measured(area.removed, area.size, limits.max_delete_percent, limits.max_small_group),
-        f"{area.added:,}",
-        f"{area.reinstalled:,}",
-    )
+    for area in areas:
+        if area.label is None or area.changed or area.less or area.removed or area.added:
+            yield (
+                str(area),
+                f"{area.size:,}",
+                _measured(area.changed, area.size, limits.max_update_percent, limits.max_small_group),
+                f"{area.less:,}",
+                _measured(area.removed, area.size, limits.max_delete_percent, limits.max_small_group),
+                f"{area.added:,}",
+                f"{area.reinstalled:,}",
+            )
 
 
 def _measured(number: int, size: int, percent: int, small: int) -> str:
@@ -324,8 +326,3 @@ def _measured(number: int, size: int, percent: int, small: int) -> str:
         mark = "!" if number > small else ""
         return f"{number}{mark} (max {small})" if number else "0"
     return share(number, size) + ("!" if number * 100 > percent * size else "")
-
-
-def touched(areas: Sequence[Area]) -> Iterator[Area]:
-    """The groups in which something happens, and the whole fleet."""
-    return (area for area in areas if area.label is None or area.changed or area.less or area.removed or area.added)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.artifacts.test_boot_loaders_efi import program
+from tests.artifacts.test_boot_loaders import program
 from tests.helpers.fleets import configured, image, policy, profile, uuid_of
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET

@@ -11,7 +11,7 @@ from gitboot.cli.main import Exit
 from gitboot.controller.reconcile_inputs import UNKNOWN
 from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown, unknown_of
 from gitboot.files import write_whole
-from tests.fetchlog.test_unknown_machines_components import SENT
+from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_with_bmcs import Done, typed
 

@@ -27,9 +27,6 @@ from gitboot.publish.targets.sync_steps import (
     FileStore,
     FollowedTree,
     StoreTarget,
-    TargetFile,
-    TargetHead,
-    TargetStep,
     parse_head,
     parse_units,
     parse_unlisted,
@@ -46,8 +43,6 @@ ENTRIES = [ENTRY.format(number) for number in range(3)]
 
 
 class Site:
-    """A published directory, and a folder that follows it."""
-
     most = 2  # servers in one step
 
     def __init__(self, root: Path, folder: Path, *, ledger: str = "ours") -> None:
@@ -93,11 +88,9 @@ class Site:
                 directory.update_list(None, at)
 
     def follow(self) -> int:
-        """Bring the target up; return in how many steps."""
         return bring_up(self.target, self.tree)
 
     def bring(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
-        """Publish, and bring the target up; return in how many steps."""
         self.publish(version, servers, script)
         return self.follow()
 
@@ -129,7 +122,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @contextmanager
 def calling(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
-    """Let something happen at each call by which a folder is read or written."""
     with happening(happen) as os_, pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder_module, "os", os_)
         yield os_
@@ -284,25 +276,6 @@ def test_a_folder_that_is_absent_is_not_made_and_a_disk_that_comes_there_is_fill
     opened = open_folder()
     assert opened.is_current
     opened.close()
-
-
-def test_a_fallback_in_the_place_of_a_one_time_boot_has_the_time_of_no_version(site: Site) -> None:
-    """A log with the time of the tree's file would show that the machine fetched the one-time boot."""
-    site.publish(1)
-    step = TargetStep(
-        head=TargetHead(ledger="ours", commit="1", gitboot="0", writer="me"),
-        manifest="",
-        placed={ENTRIES[0]: sha256(b"to the disk").hexdigest()},
-        fresh=frozenset(),
-        instead={ENTRIES[0]: b"to the disk"},
-        removed=(),
-        shards={},
-        units={},
-        doubtful=frozenset(),
-        unlisted=frozenset(),
-    )
-    assert step.file(ENTRIES[0], site.tree) == TargetFile(b"to the disk", 0)
-    assert (site.root / ENTRIES[0]).stat().st_mtime > 0
 
 
 def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> None:

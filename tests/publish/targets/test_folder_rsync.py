@@ -21,16 +21,15 @@ from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
-from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
+from gitboot.publish.targets.sync_steps import UNLISTED, FileStore
 from tests.helpers.cases import every
 from tests.helpers.endpoints import ENTRY, eventually
 from tests.helpers.fleets import give_credentials
 from tests.helpers.forked_commands import captured
 from tests.helpers.git_repositories import Relay, SshServer, free_port, listening, program
-from tests.helpers.published_trees import bring_up, followed
 from tests.publish.targets.test_folder import ENTRIES, Site, files_of
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
-from tests.publish.test_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
+from tests.publish.test_mirror_repair import GONE, edit, publish_signed, repaired
 
 _USER, _PASSWORD = "gitboot", "not-to-be-seen"
 
@@ -85,7 +84,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def folder(hosts: dict[str, str]) -> Path:
-    """The folder, empty."""
     folder = Path(hosts["folder"])
     shutil.rmtree(folder)
     folder.mkdir()
@@ -354,27 +352,7 @@ def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
     assert repaired(url, root, ALL)[1] == {}
 
 
-def test_finding_m6_another_host_is_repaired_only_from_the_tree_of_its_own_ledger(
-    tmp_path: Path, hosts: dict[str, str], folder: Path
-) -> None:
-    root, theirs = (publish_signed(tmp_path / name).root for name in ("publisher", "theirs"))
-    rename_ledger(theirs)
-    store = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own").open_store()
-    target = followed(store, root)
-    before = files_of(folder)
-    edit(folder / f"boot{ENTRY}")
-    spoiled = files_of(folder)
-    give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
-    url = f"{hosts['rsync']}?credentials={tmp_path}/rsync"
-    done = captured("verify-mirror", url, "--tree", theirs, "--repair", ALL)
-    assert (done.returncode, "belongs to the ledger test, not to theirs" in done.stderr) == (8, True), done.stderr
-    assert files_of(folder) == spoiled
-    assert repaired(url, root, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
-    assert (files_of(folder), bring_up(target, FollowedTree(root))) == (before, 0)
-
-
 def _verified(folder: Path, root: Path) -> list[str]:
-    """Compare the folder of a target with the tree, and return what is wrong."""
     done = captured("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
     return [each["path"] for each in json.loads(done.stdout)["items"]]
 

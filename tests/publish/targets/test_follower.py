@@ -16,7 +16,7 @@ import pytest
 from gitboot import __version__
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
-from gitboot.publish.mirror_comparison import served
+from gitboot.publish.mirror_comparison import Served, served
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.follower import (
@@ -149,51 +149,37 @@ HTTPBOOT = "boot/httpboot/00000000-0000-4000-8000-000000000001.json"
 IGNITION = "boot/ignition/00000000-0000-4000-8000-000000000001"
 
 
-def state(lies: str, turn: Turn, path: str = IPXE, **contents: str) -> PublishedServer:
-    return PublishedServer(
-        server="web01",
-        identities=(),
-        shows={},
-        summary={},
-        plan={},
-        files={path: Listed(lies, 1), "ops/x": Listed("x", 1)},
-        contents=contents,
-        paths={path: (turn,)},
-    )
-
-
 def entry(writes: DiskWrite | None, role: Role = Role.ENTRY) -> Turn:
     return Turn(since=None, content="installs", content_type="text/plain", role=role, digest="plan", writes=writes)
 
 
 ONCE = DiskWrite(once=True, offer="offer", fallback="disk")
-NOTHING_ELSE = DiskWrite(once=True, offer="offer", fallback=None)
-EACH_TIME = DiskWrite(once=False, offer=None, fallback="disk")
 
 
 @for_each(
-    ("published", "files", "left_out"),
+    ("path", "turn", "lacks"),
     [
-        pytest.param(state("installs", entry(None)), {IPXE: "installs"}, set(), id="a boot that writes no disk"),
-        pytest.param(state("installs", entry(EACH_TIME)), {IPXE: "installs"}, set(), id="a boot of each time"),
-        pytest.param(state("installs", entry(ONCE), disk="to the disk"), {IPXE: "disk"}, {IPXE}, id="its fallback"),
-        pytest.param(state("installs", entry(NOTHING_ELSE)), {}, {IPXE}, id="nothing to fall back to"),
-        pytest.param(state("hops", entry(ONCE), disk="to the disk"), {IPXE: "hops"}, set(), id="a hop to an endpoint"),
-        pytest.param(
-            state("installs", entry(NOTHING_ELSE, Role.OFFER), HTTPBOOT), {}, {HTTPBOOT}, id="what firmware boots"
-        ),
-        pytest.param(
-            state("installs", entry(NOTHING_ELSE, Role.DATA), IGNITION), {IGNITION: "installs"}, set(), id="its data"
-        ),
+        pytest.param(IPXE, entry(None), False, id="a boot that writes no disk"),
+        pytest.param(IPXE, entry(ONCE._replace(once=False)), False, id="a boot of each time"),
+        pytest.param(IPXE, entry(ONCE), True, id="a one-time boot"),
+        pytest.param(IPXE, entry(ONCE._replace(in_copies=True)), False, id="a one-time boot that copies may serve"),
+        pytest.param(IPXE, entry(ONCE._replace(hop="hops")), False, id="a script that asks an endpoint for it"),
+        pytest.param(HTTPBOOT, entry(ONCE, Role.OFFER), True, id="a one-time boot of firmware"),
+        pytest.param(IGNITION, entry(ONCE, Role.DATA), False, id="data of a one-time boot"),
     ],
 )
-def test_e29_a_target_has_no_boot_that_is_made_once(
-    published: PublishedServer, files: dict[str, str], left_out: set[str]
-) -> None:
-    found = served(published)
-    assert found.files == files
-    assert found.left_out == left_out
-    assert found.instead == ({IPXE: b"to the disk"} if files.get(IPXE) == "disk" else {})
+def test_a_target_counts_a_server_whose_one_time_boot_no_endpoint_serves(path: str, turn: Turn, lacks: bool) -> None:
+    published = PublishedServer(
+        server="web01",
+        identities=(),
+        shows={},
+        summary={},
+        plan={},
+        files={path: Listed("lies", 1), "ops/x": Listed("x", 1)},
+        contents={},
+        paths={path: (turn,)},
+    )
+    assert served(published) == Served({path: "lies"}, lacks)
 
 
 @for_each(

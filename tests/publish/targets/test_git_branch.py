@@ -46,8 +46,6 @@ def git(bare: Path, *arguments: str) -> str:
 
 
 class Site:
-    """A published directory, and a branch that follows it."""
-
     def __init__(self, folder: Path, remote: Remote, *, ledger: str = "ours", heir_of: str | None = None) -> None:
         self.root, self._folder, self._remote = folder / "out", folder, remote
         self.ledger, self.heir_of, self.follows_default = ledger, heir_of, False
@@ -78,7 +76,6 @@ class Site:
         bring_up(self.target, self.tree)
 
     def bring(self, files: dict[str, File], at: datetime = AT, commit: str = SOURCE) -> None:
-        """Publish, and bring the branch up."""
         self.publish(files, at, commit)
         self.follow()
 

@@ -1,4 +1,4 @@
-"""OUTPUT served by nginx, and copies of it: which boots they serve while the publisher lives, and once it is dead."""
+"""Boot files: which boots OUTPUT and its copies serve, and the one answer of a server by each lookup."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ import httpx
 import pytest
 
 from gitboot.jsonio import facts, format_instant
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import parse_mac
 from gitboot.publish import mirror_program
 from gitboot.publish.tree_reader import say
-from gitboot.render.paths import Role, kind_of
+from gitboot.render import paths
+from gitboot.render.boot_files import RENDERERS, server_files, tombstones
+from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.boot_limits import Halt, Stoppage
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import Record, Run
 from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
 from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -49,15 +54,12 @@ def killed_at_end(instance: Instance) -> Iterator[None]:
 
 
 def copied(output: Path, copy: Path) -> Path:
-    """Copy the boot files to another folder, as an rsync mirror does."""
-    command = [program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"]
-    subprocess.run(command, check=True)
+    subprocess.run([program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"], check=True)
     return copy
 
 
 @contextmanager
 def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve OUTPUT by nginx, and a copy of it; yield both URLs."""
     folder.mkdir(exist_ok=True)
     copy = copied(output, folder / "copy")
     for name in ("nginx", "nginx-copy"):
@@ -70,7 +72,6 @@ def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def installs(url: str, path: str) -> bool:
-    """Return whether a loader that fetches this path boots the image that writes the disk."""
     answer = get(f"{url}{path}")
     assert answer.status_code == 200
     return IMAGE in answer.text
@@ -151,8 +152,7 @@ def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
 
         assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
         assert eventually(lambda: offered_later() is not is_used_up)
-        server = instance.get("/api/v1/servers/web01").json()
-        assert ("Fetched" in str(server)) is is_installed
+        assert ("Fetched" in str(instance.get("/api/v1/servers/web01").json())) is is_installed
 
 
 # A maintenance
@@ -335,7 +335,7 @@ def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_h
 
 
 def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
-    """An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on."""
+    # An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on.
     now = datetime.now(UTC).replace(microsecond=0)
     ends = now + timedelta(hours=8)
     first, second = (
@@ -398,7 +398,6 @@ MAC_LOADERS: Final = (*ENTRIES, f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}"
 
 
 def run_at(now: datetime, arguments: list[str]) -> int:
-    """Run the program of a mirror at a time, and return its exit code."""
     return mirror_program.main(arguments, clock=lambda: now)
 
 
@@ -410,7 +409,7 @@ def dashed_mac(name: str) -> str:
 def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
     accepted: str, expected: str | None
 ) -> None:
-    """The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down."""
+    # The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down.
     settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
     found = in_tree(fleet(settings), *LIVE, *TO_DISK)
     assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
@@ -487,7 +486,7 @@ def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_
 )
 @pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
 def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(settings: str, window: str) -> None:
-    """The digests of plans, the turns and the contents. The files of copies, and the decision, differ."""
+    # The digests of plans, the turns and the contents. The files of copies, and the decision, differ.
     documents = (*LIVE, maintenance("repair", window))
     for now in (BEFORE, START, END, at("21T23:00")):
         asking, plain = (
@@ -500,9 +499,7 @@ def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(s
 
 
 def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
-    """Return the digests of a server's plans, each with the time from which it applies."""
-    plans = ((None, state.plan), *state.later)
-    return [(since, each.digest if each is not None else None) for since, each in plans]
+    return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
 def test_the_terms_of_copies_are_in_a_decision_only_if_they_differ_from_the_default() -> None:
@@ -543,7 +540,7 @@ def script_in_tree(state: RenderedState, path: str) -> str:
 
 @pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
 def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: str) -> None:
-    """`serve` without a fetch log."""
+    # `serve` without a fetch log.
     fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
         assert "http://gitboot.test/v1/boot/" in get(f"{url}{ENTRIES[0]}").text
@@ -553,9 +550,96 @@ def test_an_endpoint_that_cannot_record_refers_to_the_fleets_endpoint(settings: 
 @pytest.mark.parametrize("accepted", ["EndpointOnly", "Copies"])
 def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_none(accepted: str) -> None:
     settings = f"baseURL: 'http://boot.test', serving: {{oneTimeBoots: {accepted}}}"
-    fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
-    with site(fleet_of) as here:
+    with site(planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)) as here:
         with here.serve(records=False) as url:
             assert not any(installs(url, path) for path in ENTRIES)
         with here.serve() as url:
             assert all(installs(url, path) for path in ENTRIES)
+
+
+NOON: Final = at("20T12:00")
+LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.ENTRY)
+LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.asked_by for kind in LOOKUPS if kind.asked_by is not None}))
+UNKNOWN: Final = ("LocalDisk", "NotFound", "{profile: look}")
+
+# Each state: what the Fleet and the Server document say, how often the policy boots, a maintenance.
+STATES: Final = {
+    "it boots from the network": ("", "", "Always", ()),
+    "it is to be installed": ("", "provision: 1", "Once", ()),
+    "it boots its disk": ("", "", "Never", ()),
+    "it boots its disk, restricted": ("serving: {restrict: true}", "", "Never", ()),
+    "it has no script to its disk": ("", "localDisk: NotFound", "Never", ()),
+    "its make has no script to its disk": ("hardware: [{select: All, localDisk: NotFound}]", "", "Never", ()),
+    "it leaves for its disk at once": ("", "localDisk: Exit", "Never", ()),
+    "a maintenance boots its disk": (
+        "serving: {restrict: true}",
+        "",
+        "Always",
+        (maintenance("park", "20T10:00 20T14:00", boots="to-disk"),),
+    ),
+    "parked": ("", "lifecycle: Parked", "Always", ()),
+    "parked, restricted": ("serving: {restrict: true}", "lifecycle: Parked", "Always", ()),
+    "parked, without a script to its disk": ("", "lifecycle: Parked, localDisk: NotFound", "Always", ()),
+    "retired": ("", "lifecycle: Retired", "Always", ()),
+    "no policy selects it": ("requirePolicy: false", "", "", ()),
+    "no policy selects it, restricted": ("requirePolicy: false, serving: {restrict: true}", "", "", ()),
+}
+
+
+def answers(state: str, unknown: str) -> dict[PathKind, str]:
+    fleet_spec, server_spec, often, more = STATES[state]
+    spec = f"baseURL: 'http://boot.test', outputs: [{LOOKUP_OUTPUTS}], unknownServers: {unknown}"
+    decisions = decided(
+        fleet(", ".join(filter(None, (spec, fleet_spec)))),
+        server("web01", "role: web", ", ".join(filter(None, ("serial: 4J8VM72", server_spec)))),
+        image("flatcar-1"),
+        image("look-1", "writesDisk: false"),
+        profile("web", "flatcar-1"),
+        profile("look", "look-1"),
+        profile("to-disk", "flatcar-1", method="Disk"),
+        *([policy("web", often=often)] if often else []),
+        *more,
+    )
+    decision = decisions.servers["web01"]
+    found: dict[PathKind, str] = dict.fromkeys(LOOKUPS, "404")
+    for path, file in server_files(decisions, decision, plan(decision, NOON, Record())).items():
+        kind = kind_of(path)
+        if kind is not None and kind.role is Role.ENTRY:
+            found[kind] = "its boot" if b"boots flatcar-1" in file.content else "its disk"
+    return found
+
+
+def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
+    assert {kind for kind, _ in RENDERERS if kind.role is Role.ENTRY} <= set(LOOKUPS)
+    assert {kind.asked_by for kind in LOOKUPS} <= set(Output)
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN)
+@pytest.mark.parametrize("state", STATES)
+def test_finding_r16_a_state_has_one_answer_by_each_lookup(state: str, unknown: str) -> None:
+    found = answers(state, unknown)
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_finding_r16_only_where_unknown_machines_get_404_a_known_machine_may_get_404(state: str) -> None:
+    for unknown in UNKNOWN:
+        says = set(answers(state, unknown).values())
+        assert "404" not in says or unknown == "NotFound", f"it would boot what unknown machines boot: {unknown}"
+
+
+def test_finding_r16_a_restricted_server_gets_404_where_unknown_machines_do() -> None:
+    for state in ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted"):
+        assert set(answers(state, "NotFound").values()) == {"404"}, state
+        assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
+
+
+@pytest.mark.parametrize(("unknown", "answered"), [("NotFound", "404"), ("LocalDisk", "its disk")])
+def test_finding_r16_an_interface_that_may_not_boot_answers_like_the_others(unknown: str, answered: str) -> None:
+    serving = "serving: {restrict: true}"
+    spec = f"baseURL: 'http://boot.test', outputs: [{LOOKUP_OUTPUTS}], unknownServers: {unknown}, {serving}"
+    decisions = decided(
+        fleet(spec), server("web01", "role: web"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web")
+    )
+    found = tombstones(decisions.outputs, decisions.servers["web01"], (parse_mac("52:54:00:00:00:01"),))
+    assert bool(found) == (answered == "its disk")

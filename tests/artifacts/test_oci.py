@@ -1,4 +1,4 @@
-"""Registries that are asked: real ones, each way of letting in, and ones that mislead who asks."""
+"""Registries: references, indexes and manifests, and real registries with each way of letting in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, RegistryCredentials, resolve
+from gitboot.artifacts.oci import (
+    AllowedRegistry,
+    Descriptor,
+    OciPlatform,
+    OciReference,
+    Registries,
+    RegistryCredentials,
+    chosen,
+    files,
+    origin,
+    parse_manifest,
+    resolve,
+)
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import Digest
@@ -38,8 +51,6 @@ PXE = [(f"{IRONCORE}kernel", KERNEL), (f"{IRONCORE}initramfs", INITRD), (f"{IRON
 
 @dataclass(frozen=True)
 class Rack:
-    """Registries over the same images."""
-
     open: Registry
     password: Registry
     token: Registry
@@ -101,8 +112,7 @@ def test_a_tag_is_resolved_to_the_digest_of_each_file(rack: Rack) -> None:
         "rootfs": {"url": kernel.replace(digest(KERNEL), digest(ROOT)), "sha256": digest(ROOT), "size": 8},
     }
     assert found.architectures["aarch64"]["kernel"]["sha256"] == digest(b"arm")
-    again = resolve(found.image, asking(rack.open), cname="metal_pxe")
-    assert again == found and found.image.digest is not None
+    assert resolve(found.image, asking(rack.open), cname="metal_pxe") == found and found.image.digest is not None
 
 
 def test_an_image_without_an_index_is_for_one_architecture(rack: Rack) -> None:
@@ -137,8 +147,7 @@ def test_what_a_registry_does_not_have_is_told_from_one_that_does_not_answer(rac
 def test_a_registry_asks_for_a_password(rack: Rack, tmp_path: Path) -> None:
     with pytest.raises(RegistryRefused, match="not given to the anonymous: give --registry-credentials"):
         asking(rack.password).manifest(image(rack.password))
-    known = asking(rack.password, credentials(tmp_path, rack.password.host))
-    assert known.manifest(image(rack.password))[1]
+    assert asking(rack.password, credentials(tmp_path, rack.password.host)).manifest(image(rack.password))[1]
     for number, wrong in enumerate(("boot:wrong", "stranger:correct horse")):
         given = credentials(tmp_path / str(number), rack.password.host, base64.b64encode(wrong.encode()).decode())
         with pytest.raises(RegistryRefused, match="not given to these credentials") as refused:
@@ -153,8 +162,7 @@ def test_a_registry_asks_for_a_token(rack: Rack, tmp_path: Path) -> None:
     assert len(rack.tokens.asked) == 1  # it is kept
     with pytest.raises(RegistryRefused, match="not given to these credentials"):
         anonymous.manifest(image(rack.token))
-    known = asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls)
-    assert known.manifest(image(rack.token))[1]
+    assert asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls).manifest(image(rack.token))[1]
     target, headers = rack.tokens.asked[-1]
     assert headers["Authorization"] == BASIC
     assert "scope=repository%3Aos%2Flinux%3Apull" in target and "service=registry" in target
@@ -286,8 +294,6 @@ def test_a_token_that_is_none_is_refused(body: bytes) -> None:
 
 @dataclass
 class Expiring(Scripted):
-    """A registry whose last token counts alone; that one ends with the test's word."""
-
     token: str = ""
     given: int = 0
 
@@ -309,3 +315,186 @@ def test_a_stale_token_is_asked_for_anew() -> None:
                 asked.token = "expired"
             assert found.manifest(image(asked))[1] == b'{"layers": []}'
             assert asked.given == given
+
+
+HEX = "0123456789abcdef" * 4
+SHA = f"sha256:{HEX}"
+AMD64, ARM64 = OciPlatform("amd64", "linux"), OciPlatform("arm64", "linux")
+
+
+def of(cname: str, platform: OciPlatform | None = None, **annotations: str) -> Descriptor:
+    return Descriptor(SHA, 1, annotations={"cname": cname, **annotations}, platform=platform)
+
+
+def layer(media_type: str) -> Descriptor:
+    return Descriptor(SHA, 1, media_type=media_type)
+
+
+@for_each(
+    ("index", "cname", "names"),
+    [
+        ([of("a", AMD64), of("b", ARM64)], "", {"x86_64": "a", "aarch64": "b"}),
+        (
+            [of("a", AMD64), of("b", OciPlatform("riscv64", "linux")), of("c", OciPlatform("amd64", "windows"))],
+            "",
+            {"x86_64": "a"},
+        ),
+        ([of("a", OciPlatform("amd64")), of("attestation", OciPlatform("unknown", "unknown"))], "", {"x86_64": "a"}),
+        ([of("a", architecture="amd64"), of("b", architecture="arm64")], "", {"x86_64": "a", "aarch64": "b"}),
+        ([of("metal_pxe-amd64", AMD64), of("metal_uki-amd64", AMD64)], "metal_pxe", {"x86_64": "metal_pxe-amd64"}),
+        ([of("metal_pxe", AMD64), of("kvm", ARM64)], "metal_pxe", {"x86_64": "metal_pxe"}),
+    ],
+    ids=["platforms", "others", "no-system", "annotated", "cname", "cname-of-one"],
+)
+def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: str, names: dict[str, str]) -> None:
+    assert {str(each): found.cname for each, found in chosen(index, cname, "x").items()} == names
+
+
+@pytest.mark.parametrize(
+    ("index", "cname", "says"),
+    [
+        ([of("metal_pxe", AMD64), of("metal_uki", AMD64)], "metal", "2 images for x86_64.*metal_pxe, metal_uki"),
+        ([of("metal_pxe", AMD64)], "kvm", "it has metal_pxe"),
+        ([], "", "no image for"),
+    ],
+)
+def test_what_is_meant_has_to_be_clear(index: list[Descriptor], cname: str, says: str) -> None:
+    with pytest.raises(RegistryRefused, match=says):
+        chosen(index, cname, "x")
+
+
+@pytest.mark.parametrize(
+    ("types", "roles"),
+    [
+        (
+            ["vnd.ironcore.image." + each for each in ("kernel", "initramfs", "squashfs")],
+            ["kernel", "initrds", "rootfs"],
+        ),
+        (["io.gardenlinux." + each for each in ("kernel", "initrd", "squashfs")], ["kernel", "initrds", "rootfs"]),
+        (["vnd.ironcore.image." + each for each in ("uki", "iso", "disk.img")], ["uki", "iso"]),
+        (["vnd.ironcore.image.vmlinuz.v1alpha1.vmlinuz"], ["kernel"]),
+    ],
+    ids=["ironcore", "gardenlinux", "direct", "first-version"],
+)
+def test_a_layers_media_type_says_what_it_is(types: list[str], roles: list[str]) -> None:
+    assert list(files([layer(f"application/{each}") for each in types], "x")) == roles
+
+
+def test_initrds_keep_their_order() -> None:
+    layers = [Descriptor("sha256:" + each * 64, 1, media_type="application/io.gardenlinux.initrd") for each in "ba"]
+    found = files([layer("application/io.gardenlinux.kernel"), *layers], "x")
+    assert [each.sha256[0] for each in found["initrds"]] == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("types", "says"),
+    [
+        (["vnd.oci.image.layer.v1.tar+gzip"], r"has no kernel, uki or iso; its layers are .*tar\+gzip"),
+        (["vnd.ironcore.image.initramfs"], "has no kernel"),
+        ([], "none at all"),
+        (["vnd.ironcore.image.kernel", "io.gardenlinux.kernel"], "2 layers"),
+    ],
+)
+def test_layers_that_cannot_be_booted_are_refused(types: list[str], says: str) -> None:
+    with pytest.raises(RegistryRefused, match=says):
+        files([layer(f"application/{each}") for each in types], "x")
+
+
+@for_each(
+    "content",
+    [
+        *(b"", b"{}", b"[]", b"\xff", b'{"layers": 1}', b'{"layers": [], "manifests": []}', b"[" * 100_000),
+        json.dumps({"layers": [{"digest": 1, "size": 1}]}).encode(),
+        json.dumps({"layers": [{"digest": SHA, "size": "1"}]}).encode(),
+    ],
+)
+def test_what_is_no_manifest_is_refused(content: bytes) -> None:
+    with pytest.raises(RegistryRefused):
+        parse_manifest(content, "x")
+
+
+@for_each("digest", ["sha512:" + "a" * 128, "sha256:" + "A" * 64, "md5:1", "", 'sha256:"\n'])
+def test_a_digest_is_a_sha256(digest: str) -> None:
+    found: Any = parse_manifest(json.dumps({"layers": [{"digest": digest, "size": 1}]}).encode(), "x")
+    with pytest.raises(RegistryRefused, match="no sha256"):
+        _ = found.layers[0].sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "repository", "version"),
+    [
+        ("oci://registry.test/a:1.2", "registry.test", "a", "1.2"),
+        (
+            f"oci://registry.test:5000/a/b_c/d--e@sha256:{HEX}",
+            "registry.test:5000",
+            "a/b_c/d--e",
+            f"sha256:{HEX}",
+        ),
+        (f"oci://[fd00::1]:5000/a:x@sha256:{HEX}", "[fd00::1]:5000", "a", f"sha256:{HEX}"),
+    ],
+)
+def test_a_reference_has_a_host_a_repository_and_a_version(text: str, host: str, repository: str, version: str) -> None:
+    found = OciReference.parse(text)
+    assert (found.host, found.repository, found.version) == (host, repository, version)
+    assert str(found) == text
+
+
+@for_each(
+    "text",
+    [
+        *("registry.test/a:1", "oci://registry.test/a", "oci://registry.test:1", "oci://user@registry.test/a:1"),
+        *(
+            "oci://registry.test/../a:1",
+            "oci://registry.test/A:1",
+            "oci://registry.test/a?b:1",
+            "oci://registry.test/a:ä",
+        ),
+        *(
+            "oci://registry.test//a:1",
+            f"oci://registry.test/a@sha256:{HEX[1:]}",
+            f"oci://registry.test/a@sha512:{HEX}",
+        ),
+        *("oci://registry.test/a:1/b", "oci://registry.test/a:1\n", f"oci://registry.test/a:{'x' * 129}"),
+    ],
+)
+def test_what_names_no_image_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        OciReference.parse(text)
+
+
+@for_each(
+    ("allowed", "reference", "is_allowed"),
+    [
+        ("registry.test", "oci://registry.test/any/thing:1", True),
+        ("Registry.Test", "oci://registry.TEST/any:1", True),
+        ("registry.test", "oci://registry.test:5000/any:1", False),
+        ("registry.test:*", "oci://registry.test:5000/any:1", True),
+        ("registry.test/os/*", "oci://registry.test/os/a/b:1", True),
+        ("registry.test/os/*", "oci://registry.test/other/os/a:1", False),
+        ("registry.test/os", "oci://registry.test/os-too:1", False),
+        ("*.registry.test", "oci://eu.registry.test/a:1", True),
+        ("*.registry.test", "oci://registry.test/a:1", False),
+        ("*.registry.test/*", "oci://stranger.test/x.registry.test/a:1", False),
+        ("*.registry.test", "oci://registry.test.stranger.test/a:1", False),
+    ],
+)
+def test_only_registries_that_are_named_are_asked(allowed: str, reference: str, is_allowed: bool) -> None:
+    found = OciReference.parse(reference)
+    if is_allowed:
+        assert origin(found, [AllowedRegistry.parse(allowed)]) == f"https://{found.host}"
+    else:
+        with pytest.raises(RegistryRefused, match="give --registries"):
+            origin(found, [AllowedRegistry.parse(allowed)])
+
+
+def test_a_registry_is_asked_unencrypted_only_where_that_is_said() -> None:
+    found = OciReference.parse("oci://registry.test/a:1")
+    named = ["https://registry.test/a", "http://registry.test"]
+    assert origin(found, [AllowedRegistry.parse(each) for each in named]) == "https://registry.test"
+    assert origin(found, [AllowedRegistry.parse(each) for each in reversed(named)]) == "http://registry.test"
+
+
+@for_each("text", ["*", "*.*", "https://*", "*/os", "", "/os", "user@registry.test", "a b"])
+def test_what_would_allow_any_registry_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        AllowedRegistry.parse(text)
