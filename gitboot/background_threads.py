@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
 
+from gitboot.errors import ForgeRefused, HostUnreachable, LedgerError, UsageError
 from gitboot.text import printable
 
 FIRST_PAUSE_S: Final = 5.0
@@ -17,6 +20,8 @@ _LONGEST_PAUSE_S: Final = 300.0
 _STEADY_S: Final = 60.0  # a thread that has run for so long again is well
 _LONGEST_MESSAGE: Final = 200
 Failure = tuple[str, str, int]  # name of the thread, error on one line, number of deaths since its first start
+FIRST_RETRY_S: Final = 5.0  # after what could not be sent
+_LONGEST_RETRY_S: Final = 600.0
 
 
 class BackgroundThread:
@@ -78,6 +83,63 @@ class BackgroundThread:
             except Exception:  # noqa: BLE001 - the first error counts
                 sys.excepthook(*sys.exc_info())
         _note(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+
+
+class RetryingSender(ABC):
+    """A thread that sends to one service. It repeats what could not be sent, after pauses that grow."""
+
+    def __init__(self, name: str, wake: Callable[[], None], *, label: str = "", first_retry_s: float) -> None:
+        """``wake`` is called when `failure` has changed, from any thread. ``label`` comes before each failure."""
+        self.wake, self._label, self._first_retry_s = wake, label, first_retry_s
+        self.changed = threading.Condition()  # held while something is noted that the thread waits for
+        self.failure: tuple[str, str] | None = None  # of the last try: the kind of error, and a message
+        self.is_ending = False
+        note_death = partial(self.note_failure, "ThreadDied")
+        self._thread = BackgroundThread(self._keep_sending, name=name, on_death=note_death)
+
+    @abstractmethod
+    def send_next(self) -> None:
+        """Wait until something is due or `is_ending`, and send it."""
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether there is nothing to send."""
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, *, patience_s: float = 0) -> None:
+        """End the thread. What waits is sent before, if the service takes it in so many seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
+            self.is_ending = True
+            self.changed.notify_all()
+        self._thread.join(timeout_s=0.1)  # one that hangs in the network ends with the process
+
+    def note_failure(self, kind: str | None, message: str = "") -> None:
+        """Note why the last try failed. None: it did not."""
+        with self.changed:
+            before, self.failure = self.failure, (kind, self._label + message) if kind is not None else None
+            self.changed.notify_all()
+        if self.failure != before:
+            self.wake()
+
+    def _keep_sending(self) -> None:
+        failures = 0
+        while not self.is_ending:
+            try:
+                self.send_next()
+            except (HostUnreachable, ForgeRefused, LedgerError, UsageError) as error:
+                self.note_failure(type(error).__name__, str(error))
+                asked_s = error.retry_after_s if isinstance(error, HostUnreachable) else None
+                wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), asked_s or 0), _LONGEST_RETRY_S)
+                failures += 1
+                with self.changed:
+                    self.changed.wait_for(lambda: self.is_ending, wait_s)
+            else:
+                failures = 0
+                self.note_failure(None)
 
 
 # Threads belong to the process, and so does what is known of them.

@@ -110,7 +110,6 @@ class Trust:
         return bmc.ca or self._own_authority(bmc)
 
     def _own_authority(self, bmc: BmcAccess) -> str | None:
-        """Return the authority that the instance itself names for a BMC."""
         host, literal = _host(bmc), _literal(bmc)
         for place, authority in self.authorities:
             if _is_called(host, place) if isinstance(place, str) else literal is not None and _plain(literal) in place:
@@ -384,8 +383,6 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Said:
-    """What a command has said, or why it has not."""
-
     command: tuple[str, ...]
     password: str | None
     error: str

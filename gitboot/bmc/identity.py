@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import Enum
 from typing import Final
 
 from gitboot.fleet.identities import BmcAccess, Machine
@@ -45,8 +44,9 @@ class Described:
     reports_serial: str | None = None
 
     @classmethod
-    def by(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess) -> Described:
-        return cls(uuid=uuid, serial=serial, reports_uuid=bmc.reports_uuid, reports_serial=bmc.reports_serial)
+    def by(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess | None) -> Described:
+        reported = (bmc.reports_uuid, bmc.reports_serial) if bmc is not None else (None, None)
+        return cls(uuid=uuid, serial=serial, reports_uuid=reported[0], reports_serial=reported[1])
 
     @property
     def uuids(self) -> tuple[SystemUuid, ...]:
@@ -118,22 +118,23 @@ def identify(
         return IdentityChanged(message=f"what the BMC shows has changed: {changed}{_line_to_add(described, shown)}")
     if pinned is not None and pinned.accepted:
         return Same(accepted=True)
-    match _compare(described.uuids, described.serials, shown, shared):
-        case _Likeness.SAME:
-            return Same()
-        case _Likeness.ANOTHER:
-            message = f"the BMC shows {shown}, and the document says {_named(described.uuid, described.serial)}"
-            return Another(message=message + _line_to_add(described, shown))
-    return CannotTell(
-        message=f"the BMC shows {shown}, so nothing tells whether it is {_named(described.uuid, described.serial)}"
+    is_same, named = (
+        _is_same(described.uuids, described.serials, shown, shared),
+        _named(described.uuid, described.serial),
     )
+    if is_same:
+        return Same()
+    if is_same is None:
+        return CannotTell(message=f"the BMC shows {shown}, so nothing tells whether it is {named}")
+    message = f"the BMC shows {shown}, and the document says {named}{_line_to_add(described, shown)}"
+    return Another(message=message)
 
 
 def is_another_system(before: Shown, now: Shown) -> bool:
     """Return whether two readings are of two systems, as far as they show who they are."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
-    return _compare(uuids, serials, replace(now, sku=None), frozenset()) is _Likeness.ANOTHER
+    return _is_same(uuids, serials, replace(now, sku=None), frozenset()) is False
 
 
 def pin(
@@ -183,14 +184,8 @@ def claimed_by(described: Mapping[SystemUuid, str | None]) -> frozenset[str]:
     return frozenset((*(order for uuid in described for order in byte_orders(uuid)), *serials))
 
 
-class _Likeness(Enum):
-    SAME = "same"
-    ANOTHER = "another"
-    UNKNOWN = "unknown"
-
-
-def _compare(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, shared: frozenset[str]) -> _Likeness:
-    """Compare identities with what is shown; placeholders count for nothing, on either side."""
+def _is_same(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, shared: frozenset[str]) -> bool | None:
+    """Compare identities with what is shown; None: nothing tells. Placeholders count for nothing, on either side."""
     known_uuids = {each for uuid in uuids if _is_real_uuid(uuid, shared) for each in byte_orders(uuid)}
     known_serials = {serial.upper() for serial in serials if _is_real_serial(serial, shared)}
     uuid = shown.uuid if shown.uuid is not None and _is_real_uuid(shown.uuid, shared) else None
@@ -199,10 +194,10 @@ def _compare(uuids: Iterable[SystemUuid], serials: Iterable[str], shown: Shown, 
         for each in (shown.serial, shown.sku)
     )
     if uuid in known_uuids or {serial, sku} & known_serials:
-        return _Likeness.SAME
+        return True
     # A SKU can agree, as Dell's service tag does; what others call so is of a product, and contradicts nothing.
     differs = (known_uuids and uuid is not None) or (known_serials and serial is not None)
-    return _Likeness.ANOTHER if differs else _Likeness.UNKNOWN
+    return False if differs else None
 
 
 def _is_real_uuid(uuid: SystemUuid, shared: frozenset[str]) -> bool:
@@ -238,7 +233,6 @@ def _upper(serial: str | None) -> str | None:
 
 
 def _line_to_add(described: Described, shown: Shown) -> str:
-    """Return the hint for a document whose machine shows another identity."""
     fields = []
     if shown.uuid is not None and not is_placeholder_uuid(shown.uuid) and shown.uuid not in described.uuids:
         fields.append(f"uuid: {shown.uuid}")
@@ -247,9 +241,6 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     if not fields:
         return ""
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
-
-
-Place = tuple[str, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,7 +253,9 @@ class Sharing:
     values: frozenset[str] = frozenset()  # what tells no machine from another
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
-    _places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)  # who shows a value, one for each pin
+    _places: Mapping[str, tuple[tuple[str, str | None], ...]] = field(
+        default_factory=dict
+    )  # who shows a value, one for each pin
     _several: frozenset[str] = frozenset()  # values that are shown at two places
     _claimed: frozenset[str] | None = None  # what documents say of their machines; None: nobody had to know
 
@@ -270,7 +263,7 @@ class Sharing:
         """Return what these pins and machines share."""
         if pins is self.pins and machines is self.machines:
             return self
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[tuple[str, str | None]]] = {}
         for uuid in differing(self.pins, pins):
             if (before := self.pins.get(uuid)) is not None:
                 for value in values_of(before):
@@ -292,7 +285,7 @@ class Sharing:
             _claimed=claimed,
         )
 
-    def _at(self, found: dict[str, list[Place]], value: str) -> list[Place]:
+    def _at(self, found: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
         if value not in found:
             found[value] = list(self._places.get(value, ()))
         return found[value]

@@ -22,8 +22,8 @@ from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state import IPMI, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.transport import AddressRefused, Reach
-from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable
+from gitboot.bmc.redfish.transport import Reach, RequestGivenUp
+from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -59,7 +59,7 @@ _OUTCOME: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? 
 _OCTETS_A_LINE: Final = 16
 
 
-_Outcome: TypeAlias = bytes | BmcBusy | BmcRejected
+_Outcome: TypeAlias = bytes | BmcBusy | BmcRejected  # an answer, or why there is none
 
 
 class IpmiConnection:
@@ -79,7 +79,7 @@ class IpmiConnection:
         self._suite: int | None = None  # that the BMC took last
 
     def close(self, *, log_out: bool = True) -> None:
-        """Nothing is kept open."""
+        pass  # nothing is kept open
 
     def observe(self) -> Observed:
         """Read the boot flags, the power state and who the system is, in one session."""
@@ -133,7 +133,6 @@ class IpmiConnection:
         return Shown(serial=found[1].decode("ascii", "replace")) if found else Shown()
 
     def _ask(self, *requests: tuple[int, ...]) -> list[_Outcome]:
-        """Send requests one after the other in one session, and return the outcome of each."""
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
         ended = self._run(("exec", "/dev/stdin"), script)
         lines, outcomes = iter(ended.stdout.splitlines()), list[_Outcome]()
@@ -144,13 +143,15 @@ class IpmiConnection:
                 outcomes.append(refused(f"{self._address}: {request}: 0x{code} {why.strip()}"))
             else:
                 needed = max(1, -(-int(size) // _OCTETS_A_LINE))
-                outcomes.append(_octets(b"".join(islice(lines, needed))))
+                try:
+                    outcomes.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
+                except ValueError:  # ipmitool prints another text
+                    outcomes.append(b"")
         if len(outcomes) != len(requests):  # which of them has none, nothing says
             raise BmcUnreachable(f"{self._address}: {len(outcomes)} answers to {len(requests)} requests")
         return outcomes
 
     def _run(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
-        """Run a command in a session, by the best suite that the BMC takes."""
         said = ""
         for suite in (self._suite,) if self._suite is not None else _SUITES:
             ended = self._started(command, script, suite)
@@ -201,22 +202,13 @@ class IpmiConnection:
         """Return the address that is asked: looked at, and not resolved again after that."""
         try:
             return self.reach.addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
-        except AddressRefused as error:
-            raise BmcNotTrusted(f"{self._address}: {error}") from None
+        except RequestGivenUp as error:
+            raise error.meaning(f"{self._address}: {error}") from None
         except OSError as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
 
 
-def _octets(text: bytes) -> bytes:
-    """Return what ipmitool prints of an answer; nothing where that is another text."""
-    try:
-        return bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        return b""
-
-
 def _answered(outcome: _Outcome) -> bytes:
-    """Return an answer. Raise a refusal."""
     if isinstance(outcome, bytes):
         return outcome
     raise outcome

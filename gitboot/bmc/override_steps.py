@@ -352,7 +352,7 @@ def _bring_about(
         return _set(wanted, record, override, observed, at)
     if record is not None and record.state is State.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
-        return _needs_operator(
+        return needs_operator(
             f"the BMC has shown {record.override}{uri} for {record.reason} before this ledger has set it: another"
             " instance may have installed the machine; nothing is set"
         )
@@ -370,7 +370,7 @@ def _bring_about(
     if not record.state.is_open:
         if not (wanted.set_again and record.state is State.LOST):
             return Leave()
-        return _needs_operator(
+        return needs_operator(
             f"{record.override} for {record.reason} is gone, and nothing proves that a reset consumed it: it is not set"
             " anew"
         )
@@ -419,7 +419,7 @@ def _bring_back(
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
     shown = f"; the BMC shows {seen}" if seen.enabled is not OverrideEnabled.DISABLED else ""
-    return _needs_operator(
+    return needs_operator(
         f"{record.override} was to be set for {record.reason} and does not stand: it was never set, or it was set and"
         f" consumed{shown}"
     )
@@ -543,7 +543,7 @@ def _recent(record: OverrideRecord, at: datetime) -> tuple[datetime, ...]:
     return tuple(instant for instant in record.corrections if at - instant < _CORRECTION_PERIOD)
 
 
-def _needs_operator(message: str) -> AskOperator:
+def needs_operator(message: str) -> AskOperator:
     return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
 
 

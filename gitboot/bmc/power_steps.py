@@ -11,7 +11,7 @@ from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
 from gitboot.bmc.override_state import AskOperator, Leave, Observed, OperatorCondition, OverrideRecord, State, Wait
-from gitboot.bmc.override_steps import marks_beside, stands
+from gitboot.bmc.override_steps import marks_beside, needs_operator, stands
 from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.resolve.server_decision import OverrideEnabled
 
@@ -42,13 +42,13 @@ class ResetType(StrEnum):
     POWER_CYCLE = "PowerCycle"
 
 
+_ON: Final = (ResetType.ON, ResetType.FORCE_ON)
 # The first that a BMC allows is taken; of a graceful restart that nobody obeys, the first of those for a restart.
 _TYPES: Final = {
-    Manner.ON: (ResetType.ON, ResetType.FORCE_ON),
+    Manner.ON: _ON,
     Manner.RESTART: (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
     Manner.GRACEFUL_RESTART: (ResetType.GRACEFUL_RESTART, ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
 }
-_ON: Final = _TYPES[Manner.ON]
 
 
 class SwitchState(StrEnum):
@@ -145,7 +145,7 @@ def next_switch(
             return not_shown_yet
         if record.state is SwitchState.RECORDED and _has_not_booted(wanted, observed, overrides):
             return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
-        return _doubt(
+        return needs_operator(
             f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
         )
     match observed.marks.reset_since(record.marks, moving=moving | _SURE_TO_MOVE):
@@ -156,7 +156,7 @@ def next_switch(
         case Reset.UNKNOWN if just_asked:
             return not_shown_yet
         case Reset.UNKNOWN:
-            return _doubt(
+            return needs_operator(
                 f"{record.type} was to be asked for, for {record.reason}, and nothing proves whether it was: the"
                 " machine is not reset again"
             )
@@ -210,7 +210,6 @@ def _held_back(
 def _ask(
     wanted: Switching, record: SwitchRecord | None, observed: Observed, at: datetime, types: Iterable[ResetType]
 ) -> SwitchStep:
-    """Ask for the first of some types that the BMC allows."""
     allowed = observed.reset_types
     found = next((each for each in types if not allowed or each in allowed), None)
     if found is None:
@@ -244,10 +243,6 @@ def _has_not_booted(wanted: Switching, observed: Observed, overrides: Iterable[O
     )
 
 
-def _doubt(message: str) -> AskOperator:
-    return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=message)
-
-
 class PowerAction(StrEnum):
     """A power action of an operator."""
 
@@ -258,8 +253,8 @@ class PowerAction(StrEnum):
 
 # By what is asked for, and whether the operating system is left out of it: the first that a BMC allows.
 _POWER_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
-    (PowerAction.ON, False): (ResetType.ON, ResetType.FORCE_ON),
-    (PowerAction.ON, True): (ResetType.ON, ResetType.FORCE_ON),
+    (PowerAction.ON, False): _ON,
+    (PowerAction.ON, True): _ON,
     (PowerAction.OFF, False): (ResetType.GRACEFUL_SHUTDOWN,),
     (PowerAction.OFF, True): (ResetType.FORCE_OFF,),
     (PowerAction.RESET, False): (ResetType.GRACEFUL_RESTART,),
@@ -269,24 +264,17 @@ _IS_SO: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Send:
-    """It is sent to the BMC."""
-
-    type: ResetType
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class NotSwitched:
     """It is not done, and a person has to know why."""
 
     why: str
 
 
-PowerStep = Send | Leave | NotSwitched
+PowerStep = ResetType | Leave | NotSwitched
 
 
 def next_power(action: PowerAction, seen: Observed, identified: Identified, *, force: bool) -> PowerStep:
-    """Return what is to be sent for ``action``; ``force``: without asking the operating system.
+    """Return the reset type to send for ``action``; ``force``: without asking the operating system.
 
     Nothing is switched on another machine than the document's, and none during POST: some BMCs lose settings then.
     """
@@ -300,8 +288,7 @@ def next_power(action: PowerAction, seen: Observed, identified: Identified, *, f
         return NotSwitched(why="it is in POST: ask again when that is over")
     types = _POWER_TYPES[action, force]
     found = next((each for each in types if not seen.reset_types or each in seen.reset_types), None)
-    if found is None:
-        allowed = ", ".join(sorted(seen.reset_types))
-        hint = "" if force or action is PowerAction.ON else "; --force asks no operating system"
-        return NotSwitched(why=f"the BMC allows only {allowed}{hint}")
-    return Send(type=found)
+    if found is not None:
+        return found
+    hint = "" if force or action is PowerAction.ON else "; --force asks no operating system"
+    return NotSwitched(why=f"the BMC allows only {', '.join(sorted(seen.reset_types))}{hint}")

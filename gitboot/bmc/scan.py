@@ -108,21 +108,20 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
             if not is_redfish:
                 return Probe(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-            found = (_read_server(address, bmc.read(path), bmc, alone=len(systems) == 1) for path in systems)
-            return Probe(address=address, found=tuple(found))
+            found = tuple(
+                found_server(
+                    address,
+                    system,
+                    alone=len(systems) == 1,
+                    nics=_all(bmc, system.link("EthernetInterfaces")),
+                    manager=_perhaps(bmc, manager_path(system.body)),
+                    processor=next(_all(bmc, system.link("Processors")), None),
+                )
+                for system in map(bmc.read, systems)
+            )
+            return Probe(address=address, found=found)
     except (OperatorError, TryAgain) as error:
         return Probe(address=address, why_not=str(error))
-
-
-def _read_server(address: str, system: Resource, bmc: BmcConnection, *, alone: bool) -> FoundServer:
-    return found_server(
-        address,
-        system,
-        alone=alone,
-        nics=_all(bmc, system.link("EthernetInterfaces")),
-        manager=_perhaps(bmc, manager_path(system.body)),
-        processor=next(_all(bmc, system.link("Processors")), None),
-    )
 
 
 def _all(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
@@ -199,7 +198,7 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
     """Yield each found machine with the one that it is, by UUID in either byte order or by serial number."""
     index: dict[str, list[Machine]] = {}
     for machine in described:
-        said = _described(machine)
+        said = Described.by(machine.uuid, machine.serial, machine.bmc)
         orders = (order.upper() for uuid in said.uuids for order in byte_orders(uuid))
         for value in {*orders, *(each.upper() for each in said.serials)}:
             index.setdefault(value, []).append(machine)
@@ -207,15 +206,9 @@ def _recognised(found: Iterable[FoundServer], described: Iterable[Machine]) -> I
         shown = each.shown
         values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
         for machine in (machine for value in values for machine in index.get(value, ())):
-            if isinstance(identify(_described(machine), shown), Same):
+            if isinstance(identify(Described.by(machine.uuid, machine.serial, machine.bmc), shown), Same):
                 yield each, machine
                 break
-
-
-def _described(machine: Machine) -> Described:
-    if machine.bmc is None:
-        return Described(uuid=machine.uuid, serial=machine.serial)
-    return Described.by(machine.uuid, machine.serial, machine.bmc)
 
 
 def _of_found(
@@ -386,7 +379,6 @@ def document_for(found: FoundServer, name: str, credentials: str, *, verify: boo
 
 
 def _quoted(text: str) -> str:
-    """Return a scalar that YAML reads as this text, whatever is in it."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -34,17 +34,19 @@ _LOGOUTS_S: Final = 2  # for all at the end, which is near
 _Access = tuple[BmcAccess, Entrusted, bool]
 
 
-@dataclass(slots=True)
 class Connections:
     """One kept connection a machine, made anew when its document, its credentials, or what is said of them changed."""
 
-    directory: CredentialDirectory
-    fence: Callable[[], None] = lambda: None  # raises where nothing may be changed any more
-    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
-    _kept: dict[SystemUuid, tuple[_Access, Driver]] = field(init=False, default_factory=dict)
-    _used_s: dict[SystemUuid, float] = field(init=False, default_factory=dict)  # when last, in that order
-    _using: threading.Lock = field(init=False, default_factory=threading.Lock)  # guards that
-    _trusting: threading.Lock = field(init=False, default_factory=threading.Lock)
+    def __init__(
+        self,
+        directory: CredentialDirectory,
+        fence: Callable[[], None] = lambda: None,  # raises where nothing may be changed any more
+        ending_fence: Callable[[], None] | None = None,  # the same for what only ends something; None: `fence`
+    ) -> None:
+        self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
+        self._kept: dict[SystemUuid, tuple[_Access, Driver]] = {}
+        self._used_s: dict[SystemUuid, float] = {}  # when last, in that order
+        self._using, self._trusting = threading.Lock(), threading.Lock()  # the first guards when they were used
 
     def to(
         self, uuid: SystemUuid, server: str, bmc: BmcAccess, *, known: bool = False, pinned: Pinned | None = None
@@ -53,7 +55,7 @@ class Connections:
 
         ``known``: the ledger lets it have them; ``pinned``: what the machine's BMC showed before.
         """
-        found = self.directory.of(bmc.credentials)
+        found = self._directory.of(bmc.credentials)
         access, kept = (bmc, found, known), self._kept.get(uuid)
         if kept is not None and kept[0] == access:
             connection = kept[1]
@@ -83,8 +85,8 @@ class Connections:
             allowed=trust.allowed(bmc, known=known),
             named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
             is_vouched_for=vouched is not None,
-            fence=self.fence,
-            ending_fence=self.ending_fence,
+            fence=self._fence,
+            ending_fence=self._ending_fence,
         )
         if bmc.by_ipmi:
             return IpmiConnection(bmc.address, found.credentials, reach=reach)
@@ -136,32 +138,31 @@ MOST: Final = 256
 MOST_OF_SITE: Final = 128
 
 
-@dataclass(slots=True)
 class BmcPool:
     """Tasks at BMCs: at most ``parallel`` at a time, of one site at most ``per_site``, of one machine one.
 
     A task that has not begun gives way to a newer one of its machine: what is begun is what is wanted now.
-    ``on_finished`` is called once for all tasks that end within a moment.
+    ``on_finished`` is called once for all tasks that end within a moment. ``fence`` raises where another instance may
+    change the BMCs, ``ending_fence`` the same for what only ends something; None: `fence`.
     """
 
-    credentials: Path | None
-    write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]
-    clock: Callable[[], datetime]
-    dry_run: bool = False  # every task
-    parallel: int = MOST
-    per_site: int = MOST_OF_SITE
-    on_finished: Callable[[], None] = lambda: None
-    fence: Callable[[], None] = lambda: None  # raises where another instance may change them
-    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
-    _crew: Crew[SystemUuid, TaskResult] = field(init=False)
-    _credentials: CredentialDirectory = field(init=False)
-    _connections: Connections = field(init=False)
-    _closing: ThreadPoolExecutor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
-        self._credentials = CredentialDirectory(self.credentials)
-        self._connections = Connections(self._credentials, self.fence, self.ending_fence)
+    def __init__(
+        self,
+        *,
+        credentials: Path | None,
+        write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
+        clock: Callable[[], datetime],
+        dry_run: bool = False,
+        parallel: int = MOST,
+        per_site: int = MOST_OF_SITE,
+        on_finished: Callable[[], None] = lambda: None,
+        fence: Callable[[], None] = lambda: None,
+        ending_fence: Callable[[], None] | None = None,
+    ) -> None:
+        self._write, self._clock, self._dry_run = write, clock, dry_run
+        self._crew: Crew[SystemUuid, TaskResult] = Crew(parallel, per_site, on_ended=on_finished)
+        self._credentials = CredentialDirectory(credentials)
+        self._connections = Connections(self._credentials, fence, ending_fence)
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
@@ -169,7 +170,7 @@ class BmcPool:
 
         Return the machines whose task was taken.
         """
-        made = (replace(task, dry_run=self.dry_run) for task in tasks)
+        made = (replace(task, dry_run=self._dry_run) for task in tasks)
         return self._crew.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
 
     def forget(self, uuids: Iterable[SystemUuid]) -> None:
@@ -211,7 +212,7 @@ class BmcPool:
             )
         else:
             with bmc.reach.watched() as watched:
-                session = OverrideSession(bmc, task, lambda record: self.write(task.uuid, record), self.clock)
+                session = OverrideSession(bmc, task, lambda record: self._write(task.uuid, record), self._clock)
                 result, sign = session.run(), watched()
             if result.outcome is Outcome.STALLED and not result.answered:
                 self._credentials.doubt(task.bmc.credentials)
@@ -321,7 +322,6 @@ class Crew(Generic[Key, Value]):
         return self._paces[site]
 
     def _begin(self) -> None:
-        """Begin tasks while there is one whose site bears one more."""
         while len(self._running) < self._most:
             for site in self._waiting:
                 if self._busy[site] < self._pace(site).limit:

@@ -14,10 +14,9 @@ from zlib import crc32
 
 import msgspec
 
-from gitboot.artifacts.availability import Sighting
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
-from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
+from gitboot.controller.current_plans import Agenda, Plans, about
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
@@ -25,20 +24,18 @@ from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.jsonio import Digest, decoder
+from gitboot.jsonio import decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import endpoint_files
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.boot_limits import Halt
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run
+from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision, Host, Written
 from gitboot.resolve.server_plan import (
     BootPlan,
-    InstallProgress,
 )
 
 T = TypeVar("T")
@@ -49,26 +46,6 @@ _ROOM: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
 _CHUNK_ROWS: Final = 256  # of a chunk on average
 _MAX_CHUNK_ROWS: Final = 1024
 _BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
-
-
-class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
-    """`Plans` without the states of servers and the instants at which they change."""
-
-    stop: Halt
-    left: datetime | None
-    planned_at: datetime | None
-    counts: list[tuple[tuple[str, str], int]]
-    versions: list[tuple[tuple[str, str], int]]
-    needs: list[tuple[ImageFile, int]]
-    unknown: frozenset[str]
-    unseen: frozenset[str]
-    consumed: frozenset[str]
-    lost: frozenset[str]
-    unknown_outcomes: frozenset[str]
-    begun: dict[str, InstallAttempt]
-    given: dict[str, tuple[str, Run]]
-    installing: dict[str, InstallProgress]
-    sightings: list[tuple[BootFile, Sighting]] | None
 
 
 class _KeptState(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +67,7 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     shared: str | None  # of the tree's `Inventory`
     unseen: frozenset[SystemUuid]
     commit: Commit  # without servers
-    plans: _KeptPlans
+    plans: Plans  # without the states of servers and the instants at which they change
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -104,23 +81,12 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
         return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
 
 
-class _Known(NamedTuple):
-    """The inputs of the plans besides the commit, as bytes that gitboot only compares."""
-
-    unseen: frozenset[SystemUuid]
-    records: Mapping[SystemUuid, bytes]
-    done: Mapping[SystemUuid, bytes]  # changes at BMCs: overrides and power switches
-
-
 class _Read(NamedTuple):
-    """A checkpoint that was read."""
-
     small: _KeptStanding
     commit: Commit
     plans: Plans
     tree: Inventory
-    versions: dict[str, dict[str, Digest]]
-    known: _Known
+    tables: Mapping[str, dict[Any, Any]]
 
 
 class ResumableTree(Protocol):
@@ -169,7 +135,7 @@ class Checkpoint:
             terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
             owed=owed - {ALL, PARTS},
             in_doubt=PARTS in owed,
-            versions={name: each for name, each in kept.versions.items() if name not in owed},
+            versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
         )
         self._stored_at = plans.planned_at
         if self._patrol is not None:
@@ -180,8 +146,8 @@ class Checkpoint:
             knowledge=replace(
                 fresh.knowledge,
                 settled="",
-                unseen=kept.known.unseen,
-                sets_bmcs=None if kept.known.unseen else True,
+                unseen=small.unseen,
+                sets_bmcs=None if small.unseen else True,
             ),
             plans=plans,
             publication=publication,
@@ -211,7 +177,16 @@ class Checkpoint:
                 tree = self._tree.inventory()
             except PublishError:
                 return
-            self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
+            assert publication.terms is not None  # noqa: S101 - there are some in what stands
+            small = _KeptStanding(
+                at=publication.at,
+                terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
+                shared=tree.shared,
+                unseen=standing.knowledge.unseen,
+                commit=commit.without_servers(),
+                plans=replace(standing.plans, commit=None, servers={}, transitions=Agenda()),
+            )
+            self._chunks.write(key, encode(small), _tables(standing, commit, tree))
             if self._chunks.are_too_many:
                 self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
             self._planned = 0
@@ -240,8 +215,6 @@ class Checkpoint:
 
 
 class _Chunks:
-    """Manifests and chunks in a cache."""
-
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
         self.are_too_many = False  # for the cache; then this process writes no further checkpoint
@@ -256,7 +229,6 @@ class _Chunks:
         return manifest is not None and not self._lacking(manifest.keys)
 
     def chunk(self, key: bytes) -> bytes:
-        """Return the bytes of a chunk. Raises KeyError."""
         return self._cache.get_many(_CHUNK, [key])[key]
 
     def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
@@ -299,12 +271,10 @@ class _Chunks:
             self._delete_chunks(before.keys - after.keys)
 
     def delete(self, key: bytes, manifest: _Manifest) -> None:
-        """Delete a manifest and its chunks."""
         self._cache.delete_many(_MANIFEST, [key])
         self._delete_chunks(manifest.keys)
 
     def _lacking(self, keys: Collection[bytes]) -> set[bytes]:
-        """Return the keys of the chunks that the cache does not have."""
         return set(keys) - self._cache.find_keys(_CHUNK, keys)
 
     def _delete_chunks(self, keys: Iterable[bytes]) -> None:
@@ -338,10 +308,6 @@ def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
 
-def _known(knowledge: Knowledge) -> _Known:
-    return _Known(knowledge.unseen, dict(_records(knowledge)), dict(_done(knowledge)))
-
-
 def _records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
     return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
 
@@ -353,13 +319,11 @@ def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
 
 def _differing(kept: _Read, knowledge: Knowledge) -> frozenset[SystemUuid]:
     """Return the machines that the ledger knows otherwise than the checkpoint, whose commit may be an older one."""
-    now, book, here = _known(knowledge), knowledge.machines, kept.commit.machines
-    found = {
-        uuid
-        for old, new in ((kept.known.records, now.records), (kept.known.done, now.done))
-        for uuid in old.keys() | new.keys()
-        if old.get(uuid) != new.get(uuid)
-    }
+    book, here = knowledge.machines, kept.commit.machines
+    found = set[SystemUuid]()
+    for table, rows in (("records", _records(knowledge)), ("done", _done(knowledge))):
+        old, new = kept.tables[table], dict(rows)
+        found |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
     if kept.commit.revision != knowledge.facts.accepted:
         found |= here.keys() ^ knowledge.standing
         found |= {uuid for uuid, each in here.items() if book.get(uuid) != each}
@@ -369,21 +333,7 @@ def _differing(kept: _Read, knowledge: Knowledge) -> frozenset[SystemUuid]:
 Rows = Iterable[tuple[str, Any]]
 
 
-def _kept_standing(standing: InstanceState, commit: Commit, tree: Inventory) -> _KeptStanding:
-    publication, plans = standing.publication, standing.plans
-    assert publication.terms is not None  # noqa: S101 - there are some in what stands
-    return _KeptStanding(
-        at=publication.at,
-        terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
-        shared=tree.shared,
-        unseen=standing.knowledge.unseen,
-        commit=commit.without_servers(),
-        plans=_kept_plans(plans),
-    )
-
-
 def _tables(standing: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
-    """Return the tables, whose size grows with the fleet."""
     plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
     return {
         "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
@@ -431,49 +381,13 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
         written=tables["written"],
         locations=SourceLocations(servers=tables["locations"], shared=tables["documents"]),
     )
-    return _Read(
-        small=small,
-        commit=commit,
-        plans=_plans(small.plans, commit, tables.pop("states"), tables.pop("instants")),
-        tree=Inventory(
-            states=tables["lying"],
-            content=tables["content"],
-            shared=small.shared,
-            has_page=Output.PAGES in commit.decisions.outputs,
-        ),
-        versions=tables["versions"],
-        known=_Known(small.unseen, tables["records"], tables["done"]),
-    )
-
-
-def _kept_plans(plans: Plans) -> _KeptPlans:
-    return _KeptPlans(
-        stop=plans.stop,
-        left=plans.left,
-        planned_at=plans.planned_at,
-        counts=list(plans.counts.items()),
-        versions=list(plans.versions.items()),
-        needs=list(plans.needs.items()),
-        unknown=plans.unknown,
-        unseen=plans.unseen,
-        consumed=plans.consumed,
-        lost=plans.lost,
-        unknown_outcomes=plans.unknown_outcomes,
-        begun=dict(plans.begun),
-        given=dict(plans.given),
-        installing=dict(plans.installing),
-        sightings=list(plans.sightings.items()) if plans.sightings is not None else None,
-    )
-
-
-def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
-    agenda: Agenda[str] = Agenda()
+    states: dict[str, _KeptState] = tables["states"]
     servers = {
         name: ServerState(
             decision=commit.decisions.servers[name],
             record=each.record,
             about=about(commit, name),
-            stop=kept.stop,
+            stop=small.plans.stop,
             absent=frozenset(each.absent),
             at=each.at,
             plan=each.plan,
@@ -482,25 +396,18 @@ def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], inst
         )
         for name, each in states.items()
     }
-    return Plans(
+    none_due: Agenda[str] = Agenda()
+    return _Read(
+        small=small,
         commit=commit,
-        stop=kept.stop,
-        left=kept.left,
-        servers=servers,
-        transitions=agenda.moved(instants),
-        planned_at=kept.planned_at,
-        counts=dict(kept.counts),
-        versions=dict(kept.versions),
-        unknown=kept.unknown,
-        unseen=kept.unseen,
-        consumed=kept.consumed,
-        lost=kept.lost,
-        unknown_outcomes=kept.unknown_outcomes,
-        begun=kept.begun,
-        sightings=dict(kept.sightings) if kept.sightings is not None else None,
-        needs=dict(kept.needs),
-        given=kept.given,
-        installing=kept.installing,
+        plans=replace(small.plans, commit=commit, servers=servers, transitions=none_due.moved(tables["instants"])),
+        tree=Inventory(
+            states=tables["lying"],
+            content=tables["content"],
+            shared=small.shared,
+            has_page=Output.PAGES in commit.decisions.outputs,
+        ),
+        tables=tables,
     )
 
 
@@ -548,7 +455,6 @@ class Patrol:
         self._released.set()
 
     def close(self) -> None:
-        """End the search."""
         self._closed.set()
         self._released.set()
         self._thread.join()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import is_not
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from gitboot.bmc.credentials import Pair
 from gitboot.controller.commit_judgement import (
     Advance,
     Ahead,
@@ -26,12 +25,11 @@ from gitboot.controller.records.install_boots import joined, offering, withheld_
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves
+from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import ReinstallsNeed, Revision, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Withheld
-from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, next_change
 from gitboot.resolve.boot_limits import Halt
 from gitboot.review.formats import phrases
@@ -106,15 +104,9 @@ class Attempt:
     """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
 
     accepted: Commit | None = None
-    changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
-    introduced: Mapping[SystemUuid, int] = field(
-        default_factory=dict
-    )  # the provision numbers of machines that these steps brought
-    moves: Moves = NO_MOVES  # moves of machines between sites by these steps
+    steps: Advance = field(default_factory=Advance)  # that led to it since the start, without commits
     searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
     met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
-    lost: frozenset[LostIdentity] | None = None  # identities that machines had before the accepted one; None: as before
-    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     problems_until: datetime | None = None  # when another of them begins or ends; None: never
@@ -140,7 +132,6 @@ class Attempt:
     awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
     waits: bool = False  # whether a step that no guard holds waits for fetches
     gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
-    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
     def is_unevaluated(self) -> bool:
@@ -149,7 +140,6 @@ class Attempt:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the attempted commit was not accepted."""
         return self.accepted is None or self.accepted.revision != self.attempted
 
     @property
@@ -163,7 +153,6 @@ class Attempt:
 
     @property
     def held(self) -> Held | None:
-        """The commit that waits for an acknowledgement."""
         if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
@@ -223,7 +212,7 @@ class Accepting:
         attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
             knowledge = replace(knowledge, settled="")
-        for step in (self._adopted, self._taken_up_again, self._searched, self._taken_newest, self._searched):
+        for step in (self._resumed, self._adopted, self._searched, self._taken_newest, self._searched):
             attempt = self._with_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
                 break
@@ -264,7 +253,6 @@ class Accepting:
             return attempt  # `accept` tries again, and reports it
 
     def is_newest(self, attempt: Attempt) -> bool:
-        """Return whether the accepted commit is the newest that was fetched."""
         with suppress(SourceError):
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
@@ -310,7 +298,10 @@ class Accepting:
             dated = decisions.problems_at(at), next_change(decisions.dated, at)
             attempt = replace(attempt, problems=dated[0], problems_until=dated[1])
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
-        has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
+        has_news = keys != attempt.keys
+        if (held := attempt.candidate) is not None:
+            has_news |= not held.heeds_lines and not knowledge.facts.gap
+            has_news |= not approvals(knowledge).keys() <= held.approvals.keys()
         reads_records = attempt.read == latest
         has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
         wait = _wait(attempt, latest)
@@ -341,7 +332,7 @@ class Accepting:
         if suspension is not None and at < suspension.until:
             attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             until = found.problems_until if attempt.is_behind else attempt.problems_until
-            orders = found.latest_orders
+            orders = found.orders or (found.reached.orders if found.reached is not None else None)
             return replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
         if found.reached is not None:
             attempt = self._reached(attempt, found, found.reached, ahead, events, at)
@@ -365,9 +356,7 @@ class Accepting:
     def _reached(
         self, attempt: Attempt, found: Advance, reached: Commit, ahead: Ahead, events: list[Event], at: datetime
     ) -> Attempt:
-        """Return the attempt with a commit that is accepted now, with what it changes and who acknowledged that."""
-        digests = tuple(verdict.digest for _, verdict in found.hops)
-        accepted = self._accepted(reached, digests, found.introduced, events, at)
+        accepted = self._accepted(reached, events, at)
         for revision, verdict in found.hops:
             for trip in verdict.trips:
                 message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
@@ -378,9 +367,7 @@ class Accepting:
         return replace(
             accepted,
             met=attempt.met | found.used,
-            moves=found.moves,
-            lost=found.lost,
-            let_in=found.let_in,
+            steps=replace(found, reached=None, valid=(), candidate=None),
             acknowledged=tuple(
                 Heeded(commit=revision, guard=guard, by=by)
                 for revision, verdict in found.hops
@@ -401,7 +388,6 @@ class Accepting:
                 for revision, verdict in found.hops
                 for area in verdict.areas
             ),
-            rolled_back=found.rolled_back,
         )
 
     def _withheld(
@@ -466,7 +452,6 @@ class Accepting:
         return any(map(is_not, self._records_read, _records_of(knowledge)))
 
     def _without_withheld(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with what the accepted commit offers without the withheld boots."""
         accepted, last = attempt.accepted, self._offering
         if accepted is None:
             return attempt
@@ -509,12 +494,8 @@ class Accepting:
         ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
         return _signed(self._signatures, accepted.revision, ahead)
 
-    def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """After a start, go on with the commit that was accepted before."""
-        return self._adopted(self._resumed(attempt, knowledge, events, at))
-
     def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """Return the attempt after a start with the commit that was accepted before. No guard judges it again."""
+        """Return the attempt with the commit that was accepted before a start. No guard judges this commit again."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -536,25 +517,16 @@ class Accepting:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        resumed = self._accepted(commit, (), {}, events, at)
+        resumed = self._accepted(commit, events, at)
         return replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
 
-    def _accepted(
-        self,
-        commit: Commit,
-        changes: tuple[str, ...],
-        introduced: Mapping[SystemUuid, int],
-        events: list[Event],
-        at: datetime,
-    ) -> Attempt:
+    def _accepted(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
         with suppress(SourceError):  # the commit is accepted even if its time or its signature cannot be read now
             committed_at = self._source.committed_at(commit.revision)
             signer = self._signatures.signer(commit.revision) if self._signatures is not None else None
         attempt = Attempt(
             accepted=commit,
-            changes=changes,
-            introduced=introduced,
             attempted=commit.revision,
             problems=commit.decisions.problems_at(at),
             problems_until=next_change(commit.decisions.dated, at),
@@ -631,16 +603,6 @@ def _refused(
 def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
     """Return the objects that decide whether a server is installed. A change of any replaces its object."""
     return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
-
-
-def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
-    """Return whether new approvals may let a held commit pass."""
-    held = attempt.candidate
-    if held is None:
-        return False
-    if not held.heeds_lines and not knowledge.facts.gap:
-        return True
-    return not approvals(knowledge).keys() <= held.approvals.keys()
 
 
 def accepted_message(commit: Commit, signer: Signer | None = None) -> str:

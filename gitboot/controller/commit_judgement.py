@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Protocol
 
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.controller.current_plans import changed_by
@@ -21,7 +21,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
-from gitboot.review.guards import Acknowledged, Extent, Guard, Limits, Unheeded, Verdict, judge
+from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.review.reinstalls import GainedIdentity, returning, still_lost
 from gitboot.status.instance_status import PassedMerge
 from gitboot.text import count
@@ -112,22 +112,13 @@ class Advance:
         at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
         return self.valid[at:]
 
-    @property
-    def latest_orders(self) -> Orders | None:
-        """The orders of the newest Fleet that is well formed, while an operator lets no commit be accepted."""
-        return self.orders or (self.reached.orders if self.reached is not None else None)
-
 
 @dataclass(kw_only=True, slots=True)
 class _Walk:
-    """The evaluations of the commits ahead, by their positions."""
-
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
-    come: dict[int, tuple[tuple[SystemUuid, int], ...]] = field(default_factory=dict)  # each with its provision number
-    changes: dict[int, Extent] = field(default_factory=dict)  # against the valid commit before it
+    steps: dict[int, Evaluated] = field(default_factory=dict)  # valid commits, against the valid commit before each
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
-    moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
@@ -150,8 +141,9 @@ class _Walk:
 
     def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
         """Yield the machines that each commit brought, with their provision numbers, without those that ``moved``."""
-        for position in sorted(each for each in self.come if each <= reached):
-            yield [each for each in self.come[position] if each[0] not in moved]
+        for position, step in sorted(self.steps.items()):
+            if position <= reached:
+                yield [(each.uuid, each.provision) for each in step.come if each.uuid not in moved]
 
     def lost_at(self, position: int) -> frozenset[LostIdentity]:
         """Return the identities that machines had before a position is reached, by the way there.
@@ -160,20 +152,19 @@ class _Walk:
         """
         if position not in self.lost:
             before = max(each for each in self.commits if each < position)
-            changes = self.changes[position]
+            changes = self.steps[position].changes
             self.lost[position] = still_lost(self.lost_at(before), changes.lost, changes.gained)
         return self.lost[position]
 
     def moves_by(self, reached: int) -> Moves:
         """Return the machines that moved between sites by then. Machines that arrived and left again have departed."""
         arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
-        for position, commit in sorted(self.commits.items()):
-            if commit is not None and position in self.moves and position <= reached:
-                moves = self.moves[position]
-                arrived.update(moves.arrived)
-                passed_on.update(moves.passed_on)
-                departed |= {uuid: commit.machines[uuid] for uuid in moves.arrived}
-                departed |= {machine.uuid: machine for machine in moves.departed}
+        for position, step in sorted(self.steps.items()):
+            if position <= reached:
+                arrived.update(step.moves.arrived)
+                passed_on.update(step.moves.passed_on)
+                departed |= {uuid: step.commit.machines[uuid] for uuid in step.moves.arrived}
+                departed |= {machine.uuid: machine for machine in step.moves.departed}
         return Moves(
             arrived=tuple(sorted(arrived)), departed=tuple(departed.values()), passed_on=tuple(sorted(passed_on))
         )
@@ -229,23 +220,6 @@ class Judging:
         )
         if not walk.legs:
             return advance
-        return self._advance(
-            *(advance, ahead, walk, knowledge, met), heeds_lines=heeds_lines, reads_records=reads_records, wait=wait
-        )
-
-    def _advance(
-        self,
-        advance: Advance,
-        ahead: Ahead,
-        walk: _Walk,
-        knowledge: Knowledge,
-        met: frozenset[str],
-        *,
-        heeds_lines: bool,
-        reads_records: bool,
-        wait: Wait,
-    ) -> Advance:
-        """Return how far the guards let the evaluated commits be accepted. For the parameters, see `judge`."""
         commits, given = walk.commits, approvals(knowledge)
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
@@ -277,20 +251,26 @@ class Judging:
         found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met, arrived), None
         by_fetches = {pair for pair, machines in shown.items() if machines and not reads_records}
         if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
+            step, verdict = (found.held.old, found.held.new), found.held.verdict
+            evaluated = self._evaluated(newest.revision, commits[found.held.old])
+            assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
+            names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown[step])
+            open_trips = [each for each in verdict.trips if not each.acknowledged]
             candidate = Candidate(
                 commit=newest,
-                verdict=found.held.verdict,
+                verdict=verdict,
                 steps=tuple(map(named, found.steps)),
                 approvals=given,
                 unheeded=found.unheeded,
                 need=self._need,
                 heeds_lines=heeds_lines,
-                **_by_records(
-                    self._evaluated(newest.revision, commits[found.held.old]),
-                    shown[found.held.old, found.held.new],
-                    found.held.verdict,
-                    awaits=(found.held.old, found.held.new) in by_fetches,
+                by_records=bool(names),
+                is_preliminary=step in by_fetches
+                and all(
+                    each.guard is Guard.MAX_REINSTALLS and each.number - len(shown[step]) <= each.limit
+                    for each in open_trips
                 ),
+                reinstalls=tuple(each for each in names if each not in installed),
             )
         moves = walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
@@ -313,11 +293,9 @@ class Judging:
         )
 
     def forget_unevaluated(self) -> None:
-        """Evaluate the commits again whose evaluation did not end."""
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
-        """Return the evaluation of each commit ahead, beside the valid commit before it."""
         changes: list[datetime] = []
         walk = _Walk(commits={0: ahead.accepted})
         about = knowledge.facts
@@ -336,9 +314,7 @@ class Judging:
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
                 walk.commits[position], walk.invalid = found.commit, None
-                walk.changes[position] = found.changes
-                walk.come[position] = tuple((each.uuid, each.provision) for each in found.come)
-                walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
+                walk.steps[position], walk.orders[position] = found, found.commit.orders
             else:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
@@ -435,21 +411,6 @@ def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | Inva
     return found
 
 
-def _by_records(
-    evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, awaits: bool
-) -> dict[str, Any]:
-    """Return the fields of a `Candidate` that records decide; those of the machines ``shown`` show it as installed."""
-    assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
-    names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown)
-    open_trips = [each for each in verdict.trips if not each.acknowledged]
-    return {
-        "by_records": bool(names),
-        "is_preliminary": awaits
-        and all(each.guard is Guard.MAX_REINSTALLS and each.number - len(shown) <= each.limit for each in open_trips),
-        "reinstalls": tuple(each for each in names if each not in installed),
-    }
-
-
 def _identities(
     base: Commit | None, evaluated: Evaluated, lost: frozenset[LostIdentity], knowledge: Knowledge
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
@@ -460,7 +421,6 @@ def _identities(
 
 
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
-    """Yield the result of each commit before the newest, unless it waits for fetches."""
     steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
     accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None

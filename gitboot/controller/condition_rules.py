@@ -69,31 +69,34 @@ _MOST_NAMED: Final = 20  # servers in one line; the next has the others
 _MOST_SECRETS: Final = 3  # that a message names
 
 
+_Found = tuple[str, bool, str, str]  # type, status, reason and message of a condition
+
+
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
     """Return all conditions, by type; each holds since ``at``, or for as long as it did before."""
     found = [
         *_of_the_source(state, at),
-        *_of_the_ledger(state, at),
+        *_of_the_ledger(state),
         *_of_stops(state, at),
         *_of_the_accepted_commit(state, at),
         *_of_bmcs(state, at),
-        *_of_processes(state, at),
+        *_of_processes(state),
         *_of_targets(state, at),
         *_of_output(state, at),
-        *_of_requests(state, at),
-        *_of_secrets(state, at),
+        *_of_requests(state),
+        *_of_secrets(state),
     ]
-    values = _values(state) if not all(each.status for each in found) else {}
+    values = _values(state) if not all(status for _, status, _, _ in found) else {}
     known = {each.type: each for each in state.conditions}
-    for number, each in enumerate(found):
-        since = each.since if (was := known.get(each.type)) is None or was.status != each.status else was.since
-        hint = None if each.status else _remedy(each, state, at, values)
-        found[number] = replace(each, since=since, remedy=hint)
-    return tuple(sorted(found, key=lambda each: each.type))
+    result = []
+    for type, status, reason, message in found:
+        since = was.since if (was := known.get(type)) is not None and was.status == status else at
+        condition = Condition(type=type, status=status, reason=reason, message=message, since=since)
+        result.append(condition if status else replace(condition, remedy=_remedy(condition, state, at, values)))
+    return tuple(sorted(result, key=lambda each: each.type))
 
 
 def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
-    """Return the values of the words in capitals of any remedy."""
     values: dict[str, str | Sequence[str]] = {
         "LEDGER": state.knowledge.facts.identity,
         "COMMIT": state.attempt.attempted or "HEAD",
@@ -135,42 +138,33 @@ def _remedy(
     return found
 
 
-def _condition(type: str, status: bool, reason: str, message: str, at: datetime) -> Condition:
-    return Condition(type=type, status=status, reason=reason, message=message, since=at)
-
-
-def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether the source can be fetched, and whether its newest commit is accepted."""
+def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
     if attempt.trouble is not None:
-        yield _condition("SourceReady", False, *attempt.trouble, at)
+        yield "SourceReady", False, *attempt.trouble
     elif fetched is not None:
-        yield _condition("SourceReady", not fetched.failed, fetched.reason, fetched.message, at)
+        yield "SourceReady", not fetched.failed, fetched.reason, fetched.message
     if fetched is not None and fetched.elsewhere is not None:
-        yield _condition("BranchFollowed", False, *fetched.elsewhere, at)
+        yield "BranchFollowed", False, *fetched.elsewhere
     if suspension is not None and at < suspension.until:
         until = format_instant(suspension.until)
         message = f"suspended by {suspension.who} until {until}: {suspension.reason}"
         message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
-        yield _condition("Accepting", False, "Suspended", message, at)
+        yield "Accepting", False, "Suspended", message
     else:
-        yield _condition("Accepting", True, "Accepting", "new commits are accepted", at)
+        yield "Accepting", True, "Accepting", "new commits are accepted"
     if attempt.is_preliminary:
         # What was false before is about another commit, or about a commit that is acknowledged now.
-        yield from (each for each in state.conditions if each.type == "CommitAccepted" and each.status)
+        for each in state.conditions:
+            if each.type == "CommitAccepted" and each.status:
+                yield each.type, each.status, each.reason, each.message
     elif attempt.candidate is not None:
-        yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
+        yield "CommitAccepted", False, "GuardTripped", held_message(attempt.candidate)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
-        yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer), at)
+        yield "CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer)
     elif attempt.attempted is not None or attempt.retry_at is not None:
-        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
-        yield _condition(
-            "CommitAccepted",
-            False,
-            "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            refused_message(attempt),
-            at,
-        )
+        reason = "Untrusted" if attempt.problems[0].code is Code.UNTRUSTED else "Invalid"
+        yield "CommitAccepted", False, "NotEvaluated" if attempt.is_unevaluated else reason, refused_message(attempt)
     if (gone := attempt.gone) is not None and gone.servers:
         servers = count(gone.servers, "server")
         newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
@@ -178,17 +172,17 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Condition]:
             f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
             f"withholds these boots until {newer}, or you start gitboot once with --allow-rewind"
         )
-        yield _condition("HistoryKept", False, "CommitGone", message, at)
+        yield "HistoryKept", False, "CommitGone", message
 
 
-def _of_the_ledger(state: InstanceState, at: datetime) -> Iterator[Condition]:
+def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
     """Yield whether the ledger can be written, acts for the commit, and knows what is installed."""
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
     if state.unwritable is not None:
-        yield _condition("LedgerWritable", False, "Failed", state.unwritable, at)
+        yield "LedgerWritable", False, "Failed", state.unwritable
     else:
-        yield _condition("LedgerWritable", True, "Writable", "the ledger took all that was new", at)
+        yield "LedgerWritable", True, "Writable", "the ledger took all that was new"
     if accepted is None:
         return
     if state.commit is None:
@@ -199,7 +193,7 @@ def _of_the_ledger(state: InstanceState, at: datetime) -> Iterator[Condition]:
         )
         if orders is not None and orders.ledger == identity:
             message += ". By the newest Fleet it acts, once that is accepted"
-        yield _condition("LedgerNamed", False, "AnotherLedger", message, at)
+        yield "LedgerNamed", False, "AnotherLedger", message
         return
     if not state.acts:
         acts_next = orders is not None and orders.ledger in (None, identity)
@@ -211,10 +205,10 @@ def _of_the_ledger(state: InstanceState, at: datetime) -> Iterator[Condition]:
         )
         if acts_next:
             message += ". By the newest Fleet it acts again, once that is accepted"
-        yield _condition("LedgerNamed", False, "StandsBack", message, at)
+        yield "LedgerNamed", False, "StandsBack", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
-        yield _condition("RecordsKnown", False, *doubt, at)
+        yield "RecordsKnown", False, *doubt
     elif unknown:
         message = (
             f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
@@ -222,11 +216,11 @@ def _of_the_ledger(state: InstanceState, at: datetime) -> Iterator[Condition]:
         )
         if accepted.fleet.has_instances_by_site:
             message += ", or with gitboot records take-over, where another site had it"
-        yield _condition("RecordsKnown", False, "UnknownServers", message, at)
+        yield "RecordsKnown", False, "UnknownServers", message
     else:
-        yield _condition("RecordsKnown", True, "Known", "the ledger knows every server", at)
+        yield "RecordsKnown", True, "Known", "the ledger knows every server"
     if knowledge.settled is not None:
-        yield _of_the_evidence(state.plans, accepted, at)
+        yield _of_the_evidence(state.plans, accepted)
 
 
 def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] | None:
@@ -239,10 +233,10 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
     return doubt, f"{_DOUBTS.get(doubt, new)}: {_HINTS.get(doubt, _HINTS['NewLedger'])}"
 
 
-def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
+def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     """Return whether fetches, reports or BMCs can prove each boot that is made once."""
     if not plans.unseen:
-        return _condition("Evidence", True, "Evident", "each boot made once can be proven", at)
+        return "Evidence", True, "Evident", "each boot made once can be proven"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
     bmcs = f", or give a BMC to {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
@@ -251,18 +245,16 @@ def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
         f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
         f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
     )
-    return _condition("Evidence", False, "NoEvidence", message, at)
+    return "Evidence", False, "NoEvidence", message
 
 
-def _of_stops(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether install boots are offered, and whether BMCs are set by this clock."""
+def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = stopped_by_fleet(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
-        yield _condition("BootsOffered", False, "Stopped", str(facts.stoppage), at)
+        yield "BootsOffered", False, "Stopped", str(facts.stoppage)
     elif by_fleet is not None:
-        message = f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
-        yield _condition("BootsOffered", False, "StoppedByFleet", message, at)
+        yield "BootsOffered", False, "StoppedByFleet", f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
@@ -270,18 +262,18 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[Condition]:
             f"Stop gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with "
             f"rsync, then delete {files}"
         )
-        yield _condition("BootsOffered", False, "SoleClaim", message, at)
+        yield "BootsOffered", False, "SoleClaim", message
     else:
-        yield _condition("BootsOffered", True, "Offered", "no boot is stopped", at)
+        yield "BootsOffered", True, "Offered", "no boot is stopped"
     if (wrong := behind(facts, at)) is not None:
-        yield _condition("ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}", at)
+        yield "ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}"
     elif (wrong := unkept(facts, state.keeping)) is not None:
-        yield _condition("ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}", at)
+        yield "ClockTrusted", False, "Unsynchronised", f"nothing is set at BMCs: {wrong}"
     else:
-        yield _condition("ClockTrusted", True, str(state.keeping), _KEPT[state.keeping], at)
+        yield "ClockTrusted", True, str(state.keeping), _KEPT[state.keeping]
 
 
-def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Condition]:
+def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Found]:
     """Yield whether servers are identified, and whether what the commit says is published and comes to its end."""
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
@@ -290,30 +282,29 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Cond
         first = f"{found[0].path}:{found[0].line}: {found[0].message}"
         others = f" {more(len(found) - 1, 'identity')}".rstrip()
         message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
-        yield _condition("IdentitiesUnique", False, "Placeholder", message, at)
+        yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
         return
     if publication.failure is not None:
-        yield _condition("Published", False, *publication.failure, at)
+        yield "Published", False, *publication.failure
     elif publication.stands_for(commit):
-        yield _condition("Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands", at)
+        yield "Published", True, "Published", f"what {count(len(plans.servers), 'server')} boot stands"
     yield _of_the_boots(state, at)
-    yield from _of_the_artifacts(state, at)
+    yield from _of_the_artifacts(state)
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
-        yield _condition("RunsStarted", False, "OutcomeUnknown", message, at)
+        yield "RunsStarted", False, "OutcomeUnknown", message
     elif overdue:
         message = f"a maintenance's boot was given and has not started: {_each(overdue)}; look at them first"
-        yield _condition("RunsStarted", False, "Overdue", message, at)
+        yield "RunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
-        yield _condition("OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}", at)
+        yield "OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}"
     else:
-        yield _condition("OptOutsInTime", True, "InTime", "no pin or hold is past its deadline", at)
+        yield "OptOutsInTime", True, "InTime", "no pin or hold is past its deadline"
 
 
-def _of_the_artifacts(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether the artifacts of all boots are there, if gitboot checks artifacts."""
+def _of_the_artifacts(state: InstanceState) -> Iterator[_Found]:
     if (sightings := state.knowledge.sightings) is None:
         return
     if withheld := _withheld(state):
@@ -323,11 +314,11 @@ def _of_the_artifacts(state: InstanceState, at: datetime) -> Iterator[Condition]
             for (image, file), servers in withheld.items()
         ]
         message = f"what boots by a file that is not there is not offered until it is: {_some(boots)}"
-        yield _condition("ArtifactsPresent", False, "Missing", message, at)
+        yield "ArtifactsPresent", False, "Missing", message
         return
     silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
     message = f"none is missing; {silent} did not answer" if silent else "none is missing"
-    yield _condition("ArtifactsPresent", True, "Present", message, at)
+    yield "ArtifactsPresent", True, "Present", message
 
 
 def _withheld(state: InstanceState) -> dict[ImageFile, int]:
@@ -340,16 +331,15 @@ def _withheld(state: InstanceState) -> dict[ImageFile, int]:
     return {**by_unknown, **state.plans.withheld}
 
 
-def _of_the_boots(state: InstanceState, at: datetime) -> Condition:
+def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     """Return whether every boot that is made once came, or may still come, to the end that it was made for."""
     if found := _unproven(state, at):
         message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return _condition("BootsProven", False, next(iter(found)), f"{message}; look at them first", at)
+        return "BootsProven", False, next(iter(found)), f"{message}; look at them first"
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
-            message = f"no evidence of completion: {_each(waiting)}"
-            return _condition("BootsProven", True, progress, message, at)
-    return _condition("BootsProven", True, "Proven", "no boot waits for evidence", at)
+            return "BootsProven", True, progress, f"no evidence of completion: {_each(waiting)}"
+    return "BootsProven", True, "Proven", "no boot waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
@@ -374,80 +364,70 @@ def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
     return found
 
 
-def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether BMCs answer and may be set, which of them need a person, and whether maintenances go on."""
+def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
             f"{schedule.failures} BMCs in a row have failed, {schedule.last_failure}; nothing is set until one answers"
         )
-        yield _condition("BmcsReachable", False, "FailuresInARow", message, at)
+        yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_asked:
-        yield _condition("BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked", at)
+        yield "BmcsReachable", True, "Reachable", "BMCs answer, as far as any is asked"
     if schedule.left_to_dhcp:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.left_to_dhcp):
             by_cause.setdefault(each.left_to_dhcp or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        message = f"plans name a URI, and DHCP names the loader all the same: {servers}"
-        yield _condition("HttpBoot", True, "LeftToDhcp", message, at)
+        yield "HttpBoot", True, "LeftToDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
-        yield _condition(f"Bmc/{each.name}", False, each.reason(at), each.message, at)
+        yield f"Bmc/{each.name}", False, each.reason(at), each.message
     if commit is not None and state.acts and (names := commit.called(schedule.unnamed)):
         message = (
             f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
             f"{_some(names)} until it names this one's, {state.knowledge.facts.identity}"
         )
-        yield _condition("BmcsSet", False, "LedgerUnnamed", message, at)
+        yield "BmcsSet", False, "LedgerUnnamed", message
     if schedule.stopped:
         minutes = state.longest_step // timedelta(minutes=1)
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped.items())
         message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
-        yield _condition("PowerWaves", False, "Stopped", message, at)
+        yield "PowerWaves", False, "Stopped", message
     elif schedule.power:
         message = f"{count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
-        yield _condition("PowerWaves", True, "Going", message, at)
+        yield "PowerWaves", True, "Going", message
 
 
-def _of_processes(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield how the endpoints, the forge, the receivers of notices and the threads fare."""
+def _of_processes(state: InstanceState) -> Iterator[_Found]:
     if (serving := state.serving) is not None:
         is_whole = serving.alive == serving.wanted
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         hung = f", {serving.hung} not responding" if serving.hung else ""
         message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{hung}{restarts}"
-        yield _condition(
-            "Serving",
-            is_whole,
-            "Running" if is_whole else "NotResponding" if serving.hung else "Restarting",
-            message,
-            at,
-        )
+        yield "Serving", is_whole, "Running" if is_whole else "NotResponding" if serving.hung else "Restarting", message
         if serving.unread:
             message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
-            yield _condition("CredentialsRead", False, "Unreadable", message, at)
+            yield "CredentialsRead", False, "Unreadable", message
         if serving.certificate is not None:
             message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
-            yield _condition("CertificateRead", False, "Unusable", message, at)
+            yield "CertificateRead", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
-        yield _condition("VerdictTold", False, *telling.failure, at)
+        yield "VerdictTold", False, *telling.failure
     elif telling is not None:
         told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
-        yield _condition("VerdictTold", True, "Told", f"the forge was told: {told}", at)
+        yield "VerdictTold", True, "Told", f"the forge was told: {told}"
     if state.unsent is not None:
-        yield _condition("NoticesSent", False, *state.unsent, at)
+        yield "NoticesSent", False, *state.unsent
     if died := state.died:
         threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
         message = (
             f"the {threads} died, and {'starts' if len(died) == 1 else 'start'} again: {died[0].message} (time "
             f"{died[0].deaths}; this is a fault of gitboot, and its traceback is in the log)"
         )
-        yield _condition("ThreadsRunning", False, "Died", message, at)
+        yield "ThreadsRunning", False, "Died", message
 
 
-def _of_targets(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether each target holds what is published, or takes it over just now; the worst target is named."""
+def _of_targets(state: InstanceState, at: datetime) -> Iterator[_Found]:
     following = state.following
     if not following:
         return
@@ -462,45 +442,44 @@ def _of_targets(state: InstanceState, at: datetime) -> Iterator[Condition]:
             f"{first.name} has not been brought up since {format_instant(first.overdue_since or at)}, so machines that "
             f"boot from there may boot what a window that has ended offered{why}{others}"
         )
-        yield _condition("TargetsCurrent", False, "TransitionOverdue", message, at)
+        yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
         reason, message = failing[0].failure or ("", "")
         since = f"; behind since {format_instant(failing[0].behind_since)}" if failing[0].behind_since else ""
         others = f"; and {count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
-        yield _condition("TargetsCurrent", False, reason, f"{message}{since}{others}", at)
+        yield "TargetsCurrent", False, reason, f"{message}{since}{others}"
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
-        yield _condition("TargetsCurrent", False, "Behind", f"not all that is published is there: {message}", at)
+        yield "TargetsCurrent", False, "Behind", f"not all that is published is there: {message}"
     else:
         message = f"{count(len(following), 'target')} hold what is published, or take it over just now"
-        yield _condition("TargetsCurrent", True, "Current", message, at)
+        yield "TargetsCurrent", True, "Current", message
 
 
-def _of_output(state: InstanceState, at: datetime) -> Iterator[Condition]:
+def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
     """Yield who may read OUTPUT, whether its signed list is current, and whether copies lack one-time boots."""
     if state.is_output_open:
         message = (
             "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
             "version made this ledger. Name the group that may read OUTPUT, such as that of the web server"
         )
-        yield _condition("OutputClosed", False, "ReadableByAll", message, at)
+        yield "OutputClosed", False, "ReadableByAll", message
     found = state.signed_list
     if found is not None and (found.expires is not None or found.failure is not None):
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            yield _condition("ListCurrent", False, reason, f"the list was not written: {message}{expires}", at)
+            yield "ListCurrent", False, reason, f"the list was not written: {message}{expires}"
         elif found.expires is not None and found.expires <= at:
-            message = f"the list expired at {format_instant(found.expires)}"
-            yield _condition("ListCurrent", False, "Expired", message, at)
+            yield "ListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}"
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
             message = f"the root metadata expires at {ends}, and then readers reject the list"
-            yield _condition("ListCurrent", False, "RootExpires", message, at)
+            yield "ListCurrent", False, "RootExpires", message
         elif found.signed:
-            yield _condition("ListCurrent", True, "Signed", f"the list is signed{expires}", at)
+            yield "ListCurrent", True, "Signed", f"the list is signed{expires}"
         else:
-            yield _condition("ListCurrent", True, "Unsigned", f"no key signs the list{expires}", at)
+            yield "ListCurrent", True, "Unsigned", f"no key signs the list{expires}"
     commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     lacking = [each for each in state.following if each.withheld]
@@ -510,31 +489,29 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[Condition]:
             f"records a fetch: {some(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
             f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
-        yield _condition("OneTimeBootsServed", False, "LeftOutput", message, at)
+        yield "OneTimeBootsServed", False, "LeftOutput", message
     elif lacking:
         message = (
             f"{lacking[0].name} has no one-time boots, for {count(lacking[0].withheld, 'server')}: it cannot record a "
             f"fetch, and the Fleet names no endpoint. {_NEW_LOGS}"
         )
-        yield _condition("OneTimeBootsServed", False, "NoEndpoint", message, at)
+        yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.following:
-        message = "no target lacks a one-time boot that no endpoint serves"
-        yield _condition("OneTimeBootsServed", True, "Served", message, at)
+        yield "OneTimeBootsServed", True, "Served", "no target lacks a one-time boot that no endpoint serves"
 
 
-def _of_requests(state: InstanceState, at: datetime) -> Iterator[Condition]:
-    """Yield whether requests of machines reach this instance and were served."""
+def _of_requests(state: InstanceState) -> Iterator[_Found]:
     if state.unread is not None:
         message = f"{state.unread}: what machines fetch and report is not noticed until it is"
-        yield _condition("SpoolRead", False, "Unreadable", message, at)
+        yield "SpoolRead", False, "Unreadable", message
     if (found := log_entries.first_of(state.refused)) is not None:
         reason, message = found
-        yield _condition("BootsGiven", False, reason, message, at)
+        yield "BootsGiven", False, reason, message
     if named := state.unnamed_proxies:
-        yield _condition("ProxiesNamed", False, "Unnamed", log_entries.unnamed_message(named), at)
+        yield "ProxiesNamed", False, "Unnamed", log_entries.unnamed_message(named)
 
 
-def _of_secrets(state: InstanceState, at: datetime) -> Iterator[Condition]:
+def _of_secrets(state: InstanceState) -> Iterator[_Found]:
     """Yield whether a secret was fetched by several addresses, or more than ten times, in a server's installation."""
     if not (found := _unexpected_fetches(state)):
         return
@@ -550,7 +527,7 @@ def _of_secrets(state: InstanceState, at: datetime) -> Iterator[Condition]:
         unnamed = f" {more(addresses - _MOST_SECRETS, 'address')}".rstrip()
         messages.append(f"{name}: {described(secret)} was fetched {count(times, 'time')} by {names}{unnamed}")
     message = f"{'; '.join(messages)} {more(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
-    yield _condition("SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message, at)
+    yield "SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", message
 
 
 def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
@@ -561,13 +538,11 @@ def _unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
 
 
 def _each(found: Mapping[str, str], most: int = 3) -> str:
-    """Return the first of many servers, each with the text about it."""
     first = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
     return f"{', '.join(first)} {more(len(found) - most)}".rstrip()
 
 
 def _some(names: Collection[str], most: int = 3) -> str:
-    """Return the first of many names, of which only those are sorted."""
     return f"{', '.join(nsmallest(most, names))} {more(len(names) - most)}".rstrip()
 
 
@@ -588,7 +563,6 @@ def announcements(
 
 
 def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str, Any]:
-    """Return the facts of the event that announces a condition."""
     held = state.attempt.held
     match condition.type:
         case "ArtifactsPresent":

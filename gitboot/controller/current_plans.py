@@ -70,13 +70,11 @@ class Agenda(Generic[Key]):
         return Agenda(instants, queue)
 
     def due(self, at: datetime) -> frozenset[Key]:
-        """Return the keys that are due by ``at``."""
         end = bisect_right(self._queue, at, key=lambda each: each[0])
         return frozenset(key for _, key in self._queue[:end])
 
     @property
     def next(self) -> datetime | None:
-        """The instant at which the first key is due."""
         return self._queue[0][0] if self._queue else None
 
 
@@ -160,106 +158,90 @@ def replanned(
     )
     if anew:
         names = {*before.servers, *new.servers}
-    different = frozenset(
-        names if anew else (each for each in names if not _holds(before, commit, knowledge, each, at))
-    )
     if not names:
-        return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
-    tally = _Tally(before, knowledge, names)
+        return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
+    states: dict[str, ServerState] = {}
+    different = set[str]()
     for name in counted(names, told):
-        was = before.servers.get(name)
-        if was is None or name in different:
-            now = _state(commit, knowledge, name, at, stop, left, keys)
+        was, decision = before.servers.get(name), new.servers.get(name)
+        if decision is None:
+            different.add(name)
+            continue
+        record, absent, said = knowledge.record(decision.uuid), knowledge.absent(decision), about(commit, name)
+        if not anew and was is not None and was.holds(decision, record, at, said, absent=absent):
+            # The decision is an equal one; the older one is not held any longer.
+            states[name] = was if was.decision is decision else replace(was, decision=decision)
         else:
-            decision = new.servers[name]  # an equal one; the older one is not held any longer
-            now = was if was.decision is decision else replace(was, decision=decision)
-        tally.take(name, was, now)
-    return replace(
-        tally.plans(), commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings
-    ), different
+            different.add(name)
+            states[name] = planned(decision, record, at, said, stop, left, keys, absent)
+    plans = _with_states(before, knowledge, names, states)
+    plans = replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
+    return plans, frozenset(different)
 
 
-class _Tally:
-    """Plans while some servers are planned anew: `take` each of them, then read `plans`."""
-
-    def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str]) -> None:
-        self._before, self._knowledge = before, knowledge
-        self._changed: dict[str, ServerState] = {}
-        self._gone: list[str] = []
-        self._due: dict[str, datetime | None] = {}
-        self._counts, self._versions = Counter(before.counts), Counter(before.versions)
-        self._needs = Counter(before.needs)
-        self._unknown, self._unseen = set(before.unknown - names), set(before.unseen - names)
-        self._consumed, self._lost = set(before.consumed - names), set(before.lost - names)
-        self._unknown_outcomes = set(before.unknown_outcomes - names)
-        self._begun = {name: each for name, each in before.begun.items() if name not in names}
-        self._given = {name: each for name, each in before.given.items() if name not in names}
-        self._installing = {name: each for name, each in before.installing.items() if name not in names}
-
-    def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
-        """Count a server by its plan, and no longer by the plan before. None: there is, or was, no such server."""
-        if was is not None:
-            self._count(was, -1)
-        if now is None:
-            self._gone.append(name)
-            self._due[name] = None
-            return
-        self._count(now, 1)
-        if now is not was:
-            self._changed[name] = now
-        self._due[name] = now.transition
-        self._list(name, now)
-
-    def _count(self, state: ServerState, by: int) -> None:
-        for kind in _kinds(state):
-            self._counts[kind] += by
-        policy = state.decision.policy
-        if policy is not None and policy.boot is not None:
-            self._versions[policy.boot.profile, policy.boot.version] += by
-        for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}:
-            self._needs[file] += by
-
-    def _list(self, name: str, now: ServerState) -> None:
-        """Put a server into the lists that it belongs to."""
-        uuid, plan = now.decision.uuid, now.plan
-        recorded = self._knowledge.recorded(uuid)
-        if recorded is None or is_overwritten(recorded, now.decision.provision):  # nobody knows what is installed
-            self._unknown.add(name)
-        if uuid in self._knowledge.unseen:
-            self._unseen.add(name)
-        if plan is not None and plan.cause is Cause.CONSUMED:
-            self._consumed.add(name)
-        if plan is not None and plan.cause in UNKNOWN_OUTCOMES:
-            self._unknown_outcomes.add(name)
-        if (attempt := attempt_of(now.decision, now.record)) is not None:
-            self._begun[name] = attempt
-        elif plan is not None and plan.phase is Phase.NETWORK:
-            overrides = self._knowledge.overrides_of(uuid)
+def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
+    """Return the plans with new states of the servers ``names``. A server without a state has left the fleet."""
+    counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
+    for name in names:
+        for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
+            if state is None:
+                continue
+            for kind in _kinds(state):
+                counts[kind] += by
+            policy = state.decision.policy
+            if policy is not None and policy.boot is not None:
+                versions[policy.boot.profile, policy.boot.version] += by
+            for file in {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}:
+                needs[file] += by
+    unknown, unseen, consumed, lost, unknown_outcomes = (
+        set(each - names)
+        for each in (before.unknown, before.unseen, before.consumed, before.lost, before.unknown_outcomes)
+    )
+    begun = {name: each for name, each in before.begun.items() if name not in names}
+    given = {name: each for name, each in before.given.items() if name not in names}
+    installing = {name: each for name, each in before.installing.items() if name not in names}
+    for name, state in states.items():
+        decision, plan, uuid = state.decision, state.plan, state.decision.uuid
+        recorded = knowledge.recorded(uuid)
+        if recorded is None or is_overwritten(recorded, decision.provision):  # nobody knows what is installed
+            unknown.add(name)
+        if uuid in knowledge.unseen:
+            unseen.add(name)
+        if (attempt := attempt_of(decision, state.record)) is not None:
+            begun[name] = attempt
+        if (progress := state.progress) is not None:
+            installing[name] = progress
+        if plan is None:
+            continue
+        if plan.cause is Cause.CONSUMED:
+            consumed.add(name)
+        if plan.cause in UNKNOWN_OUTCOMES:
+            unknown_outcomes.add(name)
+        if attempt is None and plan.phase is Phase.NETWORK:
+            overrides = knowledge.overrides_of(uuid)
             if any(each.reason == plan.key and each.state is State.LOST for each in overrides):
-                self._lost.add(name)
-        if (progress := now.progress) is not None:
-            self._installing[name] = progress
-        maintenance = plan.maintenance if plan is not None else None
-        run = begun_run(now.decision, maintenance, now.record)
-        if maintenance is not None and run is not None:
-            self._given[name] = maintenance, run
-
-    def plans(self) -> Plans:
-        return Plans(
-            servers=replaced(self._before.servers, self._changed, self._gone),
-            transitions=self._before.transitions.moved(self._due),
-            counts=_positive(self._counts),
-            versions=_positive(self._versions),
-            unknown=frozenset(self._unknown),
-            unseen=frozenset(self._unseen),
-            consumed=frozenset(self._consumed),
-            lost=frozenset(self._lost),
-            unknown_outcomes=frozenset(self._unknown_outcomes),
-            begun=dict(sorted(self._begun.items())),
-            needs=_positive(self._needs),
-            given=dict(sorted(self._given.items())),
-            installing=dict(sorted(self._installing.items())),
-        )
+                lost.add(name)
+        run = begun_run(decision, plan.maintenance, state.record)
+        if plan.maintenance is not None and run is not None:
+            given[name] = plan.maintenance, run
+    changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
+    return Plans(
+        servers=replaced(before.servers, changed, names - states.keys()),
+        transitions=before.transitions.moved(
+            {name: states[name].transition if name in states else None for name in names}
+        ),
+        counts=_positive(counts),
+        versions=_positive(versions),
+        unknown=frozenset(unknown),
+        unseen=frozenset(unseen),
+        consumed=frozenset(consumed),
+        lost=frozenset(lost),
+        unknown_outcomes=frozenset(unknown_outcomes),
+        begun=dict(sorted(begun.items())),
+        needs=_positive(needs),
+        given=dict(sorted(given.items())),
+        installing=dict(sorted(installing.items())),
+    )
 
 
 def _seen_otherwise(
@@ -315,15 +297,6 @@ def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
     return frozenset(uuid for uuid in were if uuid not in now.machines)
 
 
-def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: datetime) -> bool:
-    """Return whether a server's plan is still the same."""
-    state, decision = before.servers.get(name), commit.decisions.servers.get(name)
-    if state is None or decision is None:
-        return False
-    absent = knowledge.absent(decision)
-    return state.holds(decision, knowledge.record(decision.uuid), at, about(commit, name), absent=absent)
-
-
 def about(commit: Commit, name: str) -> About:
     """Return what a commit says of a server besides its decision."""
     host = commit.decisions.networks[name]
@@ -335,21 +308,6 @@ def about(commit: Commit, name: str) -> About:
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
         written=commit.written.get(name),
     )
-
-
-def _state(
-    commit: Commit,
-    knowledge: Knowledge,
-    name: str,
-    at: datetime,
-    stop: Halt,
-    left: datetime | None,
-    keys: TokenKeys,
-) -> ServerState | None:
-    if (decision := commit.decisions.servers.get(name)) is None:
-        return None
-    record, absent = knowledge.record(decision.uuid), knowledge.absent(decision)
-    return planned(decision, record, at, about(commit, name), stop, left, keys, absent)
 
 
 _Kind = TypeVar("_Kind", bound=tuple[object, ...])

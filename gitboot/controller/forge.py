@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hmac
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
-from gitboot.background_threads import BackgroundThread
+from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.commit_judgement import accepted_words, held_words, invalid_words
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
@@ -77,7 +76,6 @@ class CommitVerdict:
         return replace(self, proof=proof.decode())
 
     def is_proven(self, key: bytes) -> bool:
-        """Return whether who wrote it had the ledger's key."""
         return hmac.compare_digest(self.proof, self.proven(key).proof)
 
     @property
@@ -133,7 +131,6 @@ class Project:
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def shows(self, commit: str) -> str:
-        """The page of a commit."""
         return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
 
     def links(self) -> dict[str, str]:
@@ -148,7 +145,6 @@ class Project:
         }
 
     def writes(self, commit: str) -> str:
-        """Where a status of a commit is posted."""
         if self.kind is ForgeKind.GITLAB:
             return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
         return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
@@ -169,13 +165,11 @@ class Project:
         return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
 
     def headers(self) -> dict[str, str]:
-        """The headers that name the version of the API."""
         if self.kind is ForgeKind.GITHUB:
             return {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
         return {}
 
     def credentials(self, token: str) -> dict[str, str]:
-        """The header that authorizes."""
         match self.kind:
             case ForgeKind.GITLAB:
                 return {"PRIVATE-TOKEN": token}
@@ -307,8 +301,6 @@ def _below(api: str, scheme: str, host: str) -> str:
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-_FIRST_RETRY_S: Final = 5.0
-_LONGEST_RETRY_S: Final = 600.0
 _QUIET_S: Final = 300.0  # for which a ledger has come no further before it is told how far that is
 _MOST_QUIETS: Final = 12  # after so many of them it is told in any case
 _MOST: Final = 20  # commits whose verdict waits; those before them are told no more
@@ -336,7 +328,7 @@ def verdicts_of(status: Status, change: int) -> list[CommitVerdict]:
     ]
 
 
-class Verdicts:
+class Verdicts(RetryingSender):
     """What there is to tell a forge, and a thread that does; `note` never waits for it.
 
     How far the ledger has come is told as well: at once with a new verdict, else when it has come no further for a
@@ -348,12 +340,12 @@ class Verdicts:
         forge: Forge,
         wake: Callable[[], None],
         *,
-        first_retry_s: float = _FIRST_RETRY_S,
+        first_retry_s: float = FIRST_RETRY_S,
         quiet_s: float = _QUIET_S,
         asks: bool = False,
     ) -> None:
-        self._forge, self._wake, self._first_retry_s, self._quiet_s = forge, wake, first_retry_s, quiet_s
-        self._changed = threading.Condition()
+        super().__init__("forge", wake, first_retry_s=first_retry_s)
+        self._forge, self._quiet_s = forge, quiet_s
         self._waiting: dict[str, CommitVerdict] = {}  # by commit, in the order of their coming
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
         self._newest: CommitVerdict | None = None  # of them
@@ -361,14 +353,15 @@ class Verdicts:
         self._key = b""  # of the ledger, once `ask` was called
         self._telling = Telling(asked=not asks)
         self._may_tell = not asks
-        self._ending = False
-        self._thread = BackgroundThread(self._keep_telling, name="forge", on_death=self._note_death)
-        self._thread.start()
+        self.start()
 
     @property
     def telling(self) -> Telling:
-        """How it fares."""
-        return self._telling
+        return replace(self._telling, failure=self.failure)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._waiting or not self._may_tell
 
     def ask(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
         """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
@@ -382,20 +375,17 @@ class Verdicts:
         try:
             found = self._forge.witnessed(commits, ledger, key) if commits else Witnessed()
         except (HostUnreachable, ForgeRefused) as error:
-            telling, may_tell = replace(self._telling, failure=(type(error).__name__, str(error)), asked=True), False
-        else:
-            telling = replace(self._telling, failure=None, asked=True, known=found.proven, claimed=found.claimed)
-            may_tell = bool(commits)
-        with self._changed:
-            self._key = key
-            turned, self._telling, self._may_tell = telling != self._telling, telling, may_tell
-            self._changed.notify_all()
-        if turned:
-            self._wake()
+            self._turn(asked=True)
+            self.note_failure(type(error).__name__, str(error))
+            return
+        with self.changed:
+            self._key, self._may_tell = key, bool(commits)
+            self._turn(asked=True, known=found.proven, claimed=found.claimed)
+        self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Have each told, if it says anything new."""
-        with self._changed:
+        with self.changed:
             for verdict in verdicts:
                 before, newest = self._noted.pop(verdict.commit, None), self._newest
                 self._noted[verdict.commit] = self._newest = verdict
@@ -406,19 +396,14 @@ class Verdicts:
                     self._further = (self._further[0] if self._further is not None else now, now)
             while len(self._noted) > 2 * _MOST:
                 del self._noted[next(iter(self._noted))]
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
         """End; what waits is told before that, if it takes no longer than so many seconds."""
-        with self._changed:
+        with self.changed:
             self._have_told_how_far(at_once=True)
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: not self._waiting or not self._may_tell or self._telling.failure is not None, patience_s
-            )
-            self._ending = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s=1)  # one that hangs in the network ends with the process
+            self.changed.notify_all()
+        super().close(patience_s=patience_s)
 
     def _have_told(self, verdict: CommitVerdict) -> None:
         self._further = None
@@ -438,29 +423,26 @@ class Verdicts:
         self._have_told(self._newest)
         return None
 
-    def _keep_telling(self) -> None:
-        failures = 0
-        while (verdict := self._next()) is not None:
-            wait_s = self._told(verdict, failures)
-            failures = 0 if wait_s is None else failures + 1
-            if wait_s is not None:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._ending, wait_s)
+    def _turn(self, **changed: Any) -> None:
+        with self.changed:
+            before, self._telling = self._telling, replace(self._telling, **changed)
+        if self._telling != before:
+            self.wake()
 
-    def _note_death(self, message: str) -> None:
-        with self._changed:
-            self._telling = replace(self._telling, failure=("ThreadDied", message))
-            self._changed.notify_all()
-        self._wake()
-
-    def _next(self) -> CommitVerdict | None:
-        with self._changed:
-            while not self._ending:
+    def send_next(self) -> None:
+        with self.changed:
+            wait_s = self._have_told_how_far()
+            while self.is_done:
+                if self.is_ending:
+                    return
+                self.changed.wait(wait_s if self._may_tell else None)
                 wait_s = self._have_told_how_far()
-                if self._waiting and self._may_tell:
-                    return next(iter(self._waiting.values()))
-                self._changed.wait(wait_s if self._may_tell else None)
-            return None
+            verdict = next(iter(self._waiting.values()))
+        self._write(verdict)
+        with self.changed:
+            if self._waiting.get(verdict.commit) == verdict:
+                del self._waiting[verdict.commit]
+        self._turn(commit=verdict.commit, says=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
         """Write what does not stand there already, as it does after a restart.
@@ -478,25 +460,6 @@ class Verdicts:
             if replace(known, change=verdict.change).proven(self._key).description != verdict.description:
                 raise
 
-    def _told(self, verdict: CommitVerdict, failures: int) -> float | None:
-        """Tell it; return after how many seconds to try again, None if that need not be."""
-        wait_s: float | None = None
-        telling = replace(self._telling, commit=verdict.commit, says=verdict.says, failure=None)
-        try:
-            self._write(verdict)
-        except (HostUnreachable, ForgeRefused) as error:
-            telling = replace(self._telling, failure=(type(error).__name__, str(error)))
-            asked = error.retry_after_s if isinstance(error, HostUnreachable) else None
-            wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), asked or 0), _LONGEST_RETRY_S)
-        with self._changed:
-            if wait_s is None and self._waiting.get(verdict.commit) == verdict:
-                del self._waiting[verdict.commit]
-            turned, self._telling = telling != self._telling, telling
-            self._changed.notify_all()
-        if turned:
-            self._wake()
-        return wait_s
-
 
 class Witness:
     """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
@@ -506,7 +469,6 @@ class Witness:
 
     @property
     def telling(self) -> Telling:
-        """How it fares, and what it knew."""
         return self._verdicts.telling
 
     def ask(self, *, fetched: bool) -> None:

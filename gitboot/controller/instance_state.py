@@ -150,7 +150,6 @@ class InstanceState:
 
     @property
     def acts(self) -> bool:
-        """Whether this instance may set BMCs and offer install boots."""
         return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
 
     @property

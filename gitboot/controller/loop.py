@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
@@ -54,7 +55,6 @@ class Bell:
         self._rung.put(why)
 
     def end(self) -> None:
-        """Ring for the last time."""
         self.is_over = True
         self.ring()
 
@@ -64,14 +64,6 @@ class Bell:
         while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
             heard.add(ring)
         return frozenset(heard)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Audience:
-    """The forge that knows how far the ledger has come, and the receivers of notices."""
-
-    forge: Witness | None = None
-    notices: Notices | None = None
 
 
 class Loop:
@@ -87,10 +79,10 @@ class Loop:
         tell: Callable[[Event], None],
         bell: Bell | None = None,
         keeping: Callable[[], Keeping] = lambda: Keeping.UNKNOWN,
-        audience: Audience = Audience(),
+        forge: Witness | None = None,  # that knows how far the ledger has come
+        notices: Notices | None = None,
     ) -> None:
-        self._reconciler, self._source = reconciler, source
-        self._forge, self._notices = audience.forge, audience.notices
+        self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
         self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
         self._wakes = bell or Bell()  # the next reconcile is due now
         self._fetches = Bell()  # the next fetch is due now
@@ -131,11 +123,11 @@ class Loop:
             BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
-        if watched := self._source.watch_paths():
-            threads.append(BackgroundThread(partial(self._watch, watched), name="watch"))
         for thread in threads:
             thread.start()
-        with listening(self.wake):
+        # Events only wake, the poll is the guarantee.
+        fetch = partial(self._fetches.ring, Ring.COMMIT)
+        with listening(self.wake), watched(*self._source.watch_paths(), wake=fetch):
             while not self._stopping and not self._wakes.is_over:
                 self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
         self.stop()
@@ -202,7 +194,6 @@ class Loop:
             self._wakes.ring()
 
     def _report(self, fetched: Fetched) -> None:
-        """Report what a fetch brought, or why it failed."""
         at, commit = self._clock(), fetched.commit
         if fetched.failed:
             self._tell(Event(at=at, type="FetchFailed", message=fetched.message, warning=True))
@@ -210,7 +201,6 @@ class Loop:
             self._tell(Event(at=at, type="Fetched", message=commit[:12], facts={"commit": commit}))
 
     def _note_slow(self, began: datetime) -> None:
-        """Show that a fetch has been under way for long."""
         self._slow_since = began
         self._wakes.ring()
 
@@ -224,7 +214,6 @@ class Loop:
         return Fetched(reason="SlowFetch", message=message, failed=True, elsewhere=elsewhere)
 
     def _note_death(self, message: str) -> None:
-        """Show that commits are not fetched, until one is."""
         commit = self._fetched.commit if self._fetched is not None else None
         message = f"the thread that fetches died: {message}"
         self._fetched = Fetched(reason="SourceError", message=message, failed=True, commit=commit)
@@ -249,16 +238,35 @@ class Loop:
                 self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
             reported = stalled
 
-    def _watch(self, paths: tuple[Path, ...]) -> None:
-        """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
-        # watchfiles' default filter leaves out whatever lies in a .git.
-        changes = watchfiles.watch(
-            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=10, raise_interrupt=False
-        )
-        for _ in changes:
-            self._fetches.ring(Ring.COMMIT)
-
 
 def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
     """In how many seconds something is due, or ``most_s``."""
     return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))
+
+
+@contextmanager
+def watched(*folders: Path | None, wake: Callable[[], None], below: bool = True) -> Iterator[None]:
+    """Call ``wake``, from a thread, when a file in these folders changes, until the block ends. None: no folder.
+
+    ``below``: also in the folders below them. Some changes bring no event, so a poll is needed besides.
+    """
+    if not (paths := [each for each in folders if each is not None]):
+        yield
+        return
+    ended = threading.Event()
+
+    def keep_waking() -> None:
+        # watchfiles' default filter leaves out whatever lies in a .git.
+        changes = watchfiles.watch(
+            *paths, watch_filter=None, stop_event=ended, debounce=50, step=10, raise_interrupt=False, recursive=below
+        )
+        for _ in changes:
+            wake()
+
+    thread = BackgroundThread(keep_waking, name=f"watch-{paths[0].name}")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(timeout_s=1)

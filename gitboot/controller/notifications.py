@@ -21,10 +21,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot import files
-from gitboot.background_threads import BackgroundThread
+from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
-from gitboot.errors import HostUnreachable, LedgerError, UsageError
+from gitboot.errors import HostUnreachable, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import canonical
@@ -32,8 +32,6 @@ from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import count, did_you_mean, more, one_line, printable, some
 
-_FIRST_RETRY_S: Final = 5.0
-_LONGEST_RETRY_S: Final = 600.0
 _LOOK_S: Final = 30.0  # what rings is quicker
 _MOST_READ: Final = 500  # events at a time
 
@@ -86,7 +84,7 @@ class _Pile:
         return Notice(ledger=ledger, type=self.shown[0].type, events=tuple(self.shown), number=self.number, level=level)
 
 
-class Messenger:
+class Messenger(RetryingSender):
     """One receiver, told what it wants of the ledger, in its order, until it is there.
 
     The first event of a type is told at once; those that follow within `Receiver.fold` together, at its end.
@@ -102,66 +100,36 @@ class Messenger:
         read: Callable[[int], list[NotedEvent]],
         clock: Callable[[], datetime],
         wake: Callable[[], None],
-        first_retry_s: float = _FIRST_RETRY_S,
     ) -> None:
+        super().__init__(f"notify-{receiver.name}", wake, label=f"{receiver.name}: ", first_retry_s=FIRST_RETRY_S)
         self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
-        self._read, self._clock, self._wake, self._first_retry_s = read, clock, wake, first_retry_s
+        self._read, self._clock = read, clock
         self._place = places.of(receiver.name)  # of the last event that was read
         self._piles: dict[str, _Pile] = {}
         self._quiet_until: dict[str, float] = {}
-        self._changed = threading.Condition()
-        self._rung, self._ending, self._idle = True, False, False
-        self.failure: tuple[str, str] | None = None  # of the last try: a word, and in words
-        self._thread = BackgroundThread(
-            self._keep_telling,
-            name=f"notify-{receiver.name}",
-            on_death=lambda message: self._failed(("ThreadDied", f"{receiver.name}: {message}")),
-        )
+        self._rung, self._idle = True, False
 
-    def start(self) -> None:
-        self._thread.start()
+    @property
+    def is_done(self) -> bool:
+        return self._idle
 
     def ring(self) -> None:
-        """Something may be new."""
-        with self._changed:
+        with self.changed:
             self._rung, self._idle = True, False
-            self._changed.notify_all()
+            self.changed.notify_all()
 
-    def close(self, until: float) -> None:
-        """End; what is new is told before that, if it is by then (of the monotonic clock)."""
-        self.ring()
-        with self._changed:
-            self._changed.wait_for(lambda: self._idle or self.failure is not None, max(until - time.monotonic(), 0))
-            self._ending = True
-            self._changed.notify_all()
-        self._thread.join(timeout_s=0.1)  # one that hangs in the network ends with the process
-
-    def _keep_telling(self) -> None:
-        failures = 0
-        while not self._ending:
-            with self._changed:
-                self._rung = False
-            try:
-                self._take_in()
-                self._tell_due()
-            except (HostUnreachable, LedgerError, UsageError) as error:
-                self._failed((type(error).__name__, f"{self._receiver.name}: {error}"))
-                wait_s = min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S)
-                failures += 1
-                with self._changed:
-                    self._changed.wait_for(lambda: self._ending, wait_s)
-            else:
-                failures = 0
-                self._failed(None)
-                self._wait()
-
-    def _wait(self) -> None:
-        """Wait until something is new, or due."""
+    def send_next(self) -> None:
         due = min((each.due for each in self._piles.values()), default=float("inf"))
-        with self._changed:
-            self._idle = not self._rung
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._rung or self._ending, min(max(due - time.monotonic(), 0), _LOOK_S))
+        with self.changed:
+            if self.failure is None:
+                self._idle = not self._rung
+                self.changed.notify_all()
+                wait_s = min(max(due - time.monotonic(), 0), _LOOK_S)
+                self.changed.wait_for(lambda: self._rung or self.is_ending, wait_s)
+            self._rung = False
+        if not self.is_ending:
+            self._take_in()
+            self._tell_due()
 
     def _take_in(self) -> None:
         while found := self._read(self._place):
@@ -185,13 +153,6 @@ class Messenger:
         waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
         self._places.note(self._receiver.name, waiting - 1)
 
-    def _failed(self, failure: tuple[str, str] | None) -> None:
-        with self._changed:
-            turned, self.failure = failure != self.failure, failure
-            self._changed.notify_all()
-        if turned:
-            self._wake()
-
 
 class Notices:
     """All receivers of an instance; nothing that they do holds it up."""
@@ -204,20 +165,19 @@ class Notices:
             each.start()
 
     def ring(self) -> None:
-        """Something may be new in the ledger."""
         for each in self._followers:
             each.ring()
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        """Why somebody is not told: a word, and in words."""
         found = [each.failure for each in self._followers if each.failure is not None]
         return (found[0][0], "; ".join(words for _, words in found)) if found else None
 
     def close(self, *, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         for each in self._followers:
-            each.close(until)
+            each.ring()
+            each.close(patience_s=max(until - time.monotonic(), 0))
 
 
 @contextmanager
@@ -489,8 +449,6 @@ def read_receiver(file: Path, name: str) -> Receiver:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """One receiver, as it is written."""
-
     file: Path
     name: str
     given: Mapping[str, Any]

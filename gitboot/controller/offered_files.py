@@ -107,7 +107,6 @@ class LedgerNotes:
         self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note all offers in one transaction."""
         number = self._facts.sequence
         numbered = [replace(each, number=number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
@@ -384,7 +383,6 @@ class _Offered(Mapping[str, Files | None]):
 
     @property
     def unwritable(self) -> str | None:
-        """Why the ledger could not be written. None: it has all offers."""
         return self.failures[0] if self.failures else None
 
     def _stands(self, name: str) -> LimitedFiles | None:

@@ -215,7 +215,6 @@ def _resolve(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[s
 
 
 def _powered(item: Mapping[str, Any]) -> str:
-    """What came of switching one machine by hand."""
     if item["sent"]:
         return f"was sent {item['resetType']}"
     return f"may have been switched: {item['why']}" if item["sent"] is None else f"was sent nothing: {item['why']}"

@@ -98,7 +98,6 @@ class NotedWithdrawals:
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
     def __iter__(self) -> Iterator[Withdrawal]:
-        """Yield them in the order in which they were carried out."""
         with self._lock:
             return iter([*self._notes.values()])
 
@@ -196,7 +195,6 @@ class Inbox:
 
     @property
     def stoppage(self) -> Stoppage | None:
-        """What a person has stopped where endpoints read it."""
         stopped = self._words.now
         return stopped.stoppage if stopped is not None else None
 
@@ -237,7 +235,6 @@ class Inbox:
             self._written.append((uuid, record))
 
     def collect(self, results: Mapping[SystemUuid, TaskResult]) -> None:
-        """Take the results of BMC tasks."""
         self._results |= results
 
     @contextmanager

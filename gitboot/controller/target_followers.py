@@ -112,11 +112,9 @@ class Followed:
         )
 
     def dated(self, path: str, file: File, at: datetime) -> int:
-        """As the target does."""
         return self._target.dated(path, file, at)
 
     def holds(self, files: Files) -> bool:
-        """As the target does."""
         return self._target.holds(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
@@ -228,6 +226,5 @@ def _remote_of(
 
 
 def _keys(folder: Path) -> tuple[str, str]:
-    """What stands in username and password of a directory."""
     found = read_credentials(folder.parent, folder.name)
     return found.username, found.password

@@ -51,8 +51,10 @@ class Api:
     """The pages below /api/v1/. None is async: Starlette runs them in threads, where they hold up nobody else."""
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
-        self._tree, self._clock = tree, clock
-        self._pages, self._paging = Pages(tree, root), threading.Lock()
+        self._tree, self._root, self._clock = tree, str(root), clock
+        self._paging = threading.Lock()  # guards what was read last of the list of servers
+        self._names: tuple[Signature | None, list[str]] = (None, [])
+        self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
             Route(f"{ROOT}/servers", self.list_servers),
             Route(f"{ROOT}/servers/{{name}}", self.one_server),
@@ -70,7 +72,7 @@ class Api:
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
         with self._paging:
-            return _json(self._pages.page(wanted))
+            return _json(self._page(wanted))
 
     def one_server(self, request: Request) -> Response:
         return self._of_server(request, lambda state: _server(state, self._clock()))
@@ -93,6 +95,47 @@ class Api:
         name = request.path_params["name"]
         located = self._tree.server(name) if "/" not in name else None
         return NOT_FOUND if located is None else _json(canonical(answer(located.state)))
+
+    def _page(self, wanted: Selection) -> bytes:
+        names = (name for name in self._all_names() if name > wanted.after)
+        chosen = ((name, item) for name in names if (item := self._item(name)) is not None and wanted.chooses(item))
+        found = list(islice(chosen, wanted.limit + 1))
+        more = found[: wanted.limit]
+        last = canonical(more[-1][0] if len(found) > wanted.limit else None)
+        items = b",".join(item.content for _, item in more)
+        return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
+
+    def _all_names(self) -> list[str]:
+        """The names of all servers, sorted; read anew when a state has come, gone or changed."""
+        folder = f"{self._root}/ops/servers"
+        now = signature(folder)
+        if self._names[0] != now or now is None:
+            found: list[str] = []
+            with suppress(OSError):
+                found = [name for each in os.listdir(folder) if (name := server_of(f"ops/servers/{each}")) is not None]
+            self._names = now, sorted(name for name in found if not name.startswith("."))
+        return self._names[1]
+
+    def _item(self, name: str) -> _Item | None:
+        known, path = self._items.get(name), state_path(name)
+        if known is not None and known.signature == signature(f"{self._root}/{path}"):
+            self._items.move_to_end(name)
+            return known
+        self._items.pop(name, None)
+        if (read := self._tree.read(path)) is None:
+            return None
+        summary: Mapping[str, Any] = parse(read.content).summary
+        item = _Item(
+            read.signature,
+            # A state of 2fefe59 has no "installing".
+            canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM}),
+            {field: summary[field] for field in FILTERS},
+            summary["labels"],
+        )
+        self._items[name] = item
+        if len(self._items) > _MOST_HELD:
+            self._items.popitem(last=False)
+        return item
 
 
 @cache
@@ -169,63 +212,11 @@ def selection(given: Iterable[tuple[str, str]]) -> Selection:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A server of the list, as it is told and as it is found."""
-
+    # a server of the list, as it is told and as it is found
     signature: Signature
     content: bytes
     fields: Mapping[str, str | None]
     labels: Mapping[str, str]
-
-
-class Pages:
-    """Pages of the list; what was read last is held. For one thread at a time."""
-
-    def __init__(self, tree: PublishedTree, root: Path) -> None:
-        self._tree, self._root = tree, str(root)
-        self._names: tuple[Signature | None, list[str]] = (None, [])
-        self._items: OrderedDict[str, _Item] = OrderedDict()
-
-    def page(self, wanted: Selection) -> bytes:
-        """A page as it is answered."""
-        names = (name for name in self._all_names() if name > wanted.after)
-        chosen = ((name, item) for name in names if (item := self._item(name)) is not None and wanted.chooses(item))
-        found = list(islice(chosen, wanted.limit + 1))
-        more = found[: wanted.limit]
-        last = canonical(more[-1][0] if len(found) > wanted.limit else None)
-        items = b",".join(item.content for _, item in more)
-        return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
-
-    def _all_names(self) -> list[str]:
-        """The names of all servers, sorted; read anew when a state has come, gone or changed."""
-        folder = f"{self._root}/ops/servers"
-        now = signature(folder)
-        if self._names[0] != now or now is None:
-            found: list[str] = []
-            with suppress(OSError):
-                found = [name for each in os.listdir(folder) if (name := server_of(f"ops/servers/{each}")) is not None]
-            self._names = now, sorted(name for name in found if not name.startswith("."))
-        return self._names[1]
-
-    def _item(self, name: str) -> _Item | None:
-        known, path = self._items.get(name), state_path(name)
-        if known is not None and known.signature == signature(f"{self._root}/{path}"):
-            self._items.move_to_end(name)
-            return known
-        self._items.pop(name, None)
-        if (read := self._tree.read(path)) is None:
-            return None
-        summary: Mapping[str, Any] = parse(read.content).summary
-        item = _Item(
-            read.signature,
-            # A state of 2fefe59 has no "installing".
-            canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM}),
-            {field: summary[field] for field in FILTERS},
-            summary["labels"],
-        )
-        self._items[name] = item
-        if len(self._items) > _MOST_HELD:
-            self._items.popitem(last=False)
-        return item
 
 
 # The page that operators look at

@@ -41,7 +41,7 @@ from gitboot.endpoint.boot_gate import (
     in_comment,
     is_sent_on,
 )
-from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Metrics, NamedAnswers
+from gitboot.endpoint.boot_responses import Answer, Answered, Answers, NamedAnswers
 from gitboot.endpoint.connections import (
     FAULT,
     FOR_A_YEAR,
@@ -147,7 +147,9 @@ class Endpoint:
         )
         self._bodies = Bodies()
         self.limits = Limits(clients.most_idle, self._is_trusted, self._client)
-        self.metrics, self._certificate = Metrics(), clients.certificate
+        self._certificate = clients.certificate
+        self.requests: Counter[tuple[Answered, int]] = Counter()  # by their status
+        self.strangers: Counter[Stranger] = Counter()  # who asked for what is for operators
         self._pushes = clients.pushes
         self._unknown = UnknownMachines(tree, clients.asked)
         content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)  # what is too large there to be held
@@ -187,8 +189,7 @@ class Endpoint:
             reply = self._counted(Answered.NOTHING, NOT_NOW)
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
-            self.metrics.count(Answered.NOTHING, FAULT.status_code)
-            reply = FAULT
+            reply = self._counted(Answered.NOTHING, FAULT)
         await (reply or NOT_FOUND)(scope, receive, send)  # who has left takes neither, but uvicorn wants one
 
     async def _reply(self, scope: Scope) -> ASGIApp | None:
@@ -201,7 +202,7 @@ class Endpoint:
         if path.startswith(_FOR_OPERATORS):
             if (why := self.door.stranger(scope, self._client(scope))) is None:
                 return partial(self.page, Answered.PAGE)
-            self.metrics.strangers[why] += 1
+            self.strangers[why] += 1
             return self._counted(Answered.NOTHING, NO_TOKEN if why is Stranger.TOKEN else NOT_FOUND)
         if path in LEADS_TO_PAGE and self._is_operator(scope):
             return partial(self.page, Answered.PAGE)
@@ -264,7 +265,6 @@ class Endpoint:
         raise Moving
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
-        """The reply to who asks with these headers."""
         wanted, has_other = b"", False
         if (etag := answer.etag) is not None and answer.unchanged is not None:
             for name, value in headers:
@@ -319,7 +319,7 @@ class Endpoint:
         return self._counted(answer.counts_as, reply)
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
-        self.metrics.count(answered, reply.status_code)
+        self.requests[answered, reply.status_code] += 1
         return reply
 
     def _client(self, scope: Scope) -> str | None:
@@ -346,14 +346,16 @@ class Endpoint:
                 raise  # too late for another answer: what was begun is broken off
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             await FAULT(scope, receive, noting)
-        self.metrics.count(answered, status)
+        self.requests[answered, status] += 1
 
     async def _metrics_page(self, request: Request) -> Response:
         from gitboot.endpoint.metrics import Exposition
 
         why_not = await self._why_not_ready()
         page, content_type = Exposition(
-            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.limits, self._certificate),
+            *(self.requests, self.strangers, self.refusals.counted, self._tree, self._recorder, why_not),
+            limits=self.limits,
+            certificate=self._certificate,
             unknown_requests=self._unknown.asked.requests,
         ).page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
@@ -515,10 +517,9 @@ class UnknownMachines:
         if minute != self._minute:
             self._minute, self._sent = minute, Counter()
         network = network_of(asking.client)
-        if self._sent[network] >= MOST_OF_ONE or self._sent.total() >= _MOST:
-            return False
-        self._sent[network] += 1
-        return True
+        may_send = self._sent[network] < MOST_OF_ONE and self._sent.total() < _MOST
+        self._sent[network] += may_send
+        return may_send
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,7 +41,7 @@ from gitboot.fetchlog.log_entries import (
 from gitboot.fetchlog.one_time_boots import Unrecordable
 from gitboot.jsonio import Digest
 from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placeholder_uuid, parse_uuid
-from gitboot.render.endpoint_files import Need, Terms
+from gitboot.render.endpoint_files import DiskWrite, Need, Terms
 from gitboot.render.paths import HOP, Role, token_in
 
 # Whose fetches count: a machine's, not a person's, a monitor's or this host's own
@@ -209,13 +209,8 @@ class Guarded:
     path: str  # below the output directory
     role: Role
     digest: str | None  # what is written down of a fetch; None: nothing is
-    offer: str | None  # what is given by it, if that is given once
-    writes_disk: bool
-    once: bool
-    needs: tuple[Need, ...]  # what it fetches next
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
-    report: str | None = None  # the token by which the installer reports that is booted
-    has_hop: bool = False  # whether who may be given it elsewhere can be sent on
+    writes: DiskWrite | None = None  # None: what it boots writes no disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,7 +250,7 @@ class Giving:
         What writes no disk is answered whether it could be recorded or not. An exception is a report: its sender has to
         repeat a report that is not recorded.
         """
-        if not asked.writes_disk:
+        if (writes := asked.writes) is None:
             if asked.digest is None:
                 return None
             if asked.role is not Role.DATA and (why := self._why_not_counted(asked, asking)) is not None:
@@ -266,8 +261,10 @@ class Giving:
                 self.conclude(asking, None)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
             return _NOT_RECORDED if is_lost else None
-        refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
-        if refusal is None and not asked.once:
+        refusal = self._at_once(asked, asking) or (
+            await self._made_once(asked, asking, writes) if writes.once else None
+        )
+        if refusal is None and not writes.once:
             await self.record(asked, asking)
         if asking.only_looks or asking.is_check or (refusal is not None and is_sent_on(refusal, asked, asking)):
             return refusal
@@ -315,7 +312,6 @@ class Giving:
             self._refusals.note(asked.server, refusal, asking.client or "unknown", asking.at)
 
     def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        """What speaks against it without asking the spool."""
         if asked.role is Role.DATA:
             return None
         if (stopped := self._tree.words.now) is not None:
@@ -329,16 +325,16 @@ class Giving:
                 return Refusal(WhyNot.NOT_COUNTED, why)
             if (other := _another_machine(asked.shows, asking.query)) is not None:
                 return Refusal(WhyNot.ANOTHER_MACHINE, other)
-        if (missing := next(filter(None, map(self._lacks, asked.needs)), None)) is not None:
-            return Refusal(WhyNot.MISSING, missing)
-        return None
+        needs = asked.writes.needs if asked.writes is not None else ()
+        missing = next(filter(None, map(self._lacks, needs)), None)
+        return Refusal(WhyNot.MISSING, missing) if missing is not None else None
 
-    async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, offer = self._recorder, asked.offer
+    async def _made_once(self, asked: Guarded, asking: Asking, writes: DiskWrite) -> Refusal | None:
+        recorder, offer = self._recorder, writes.offer
         if recorder is None or asked.digest is None or offer is None:
             return _NO_SPOOL
         try:
-            given = await recorder.given(asked.server, offer, asked.report)
+            given = await recorder.given(asked.server, offer, writes.report)
         except Unrecordable:
             return _unrecorded(recorder)
         if self._is_another_giver(recorder):
@@ -376,11 +372,12 @@ class Giving:
         is_counted = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
         is_evidence = is_counted and may_be_evidence
         has_outcome = is_evidence and asked.role is not Role.REPORT  # a report is its request, whatever it is answered
+        offer = asked.writes.offer if asked.writes is not None else None
         observation = Observation(
             server=asked.server,
             path=asked.path,
             digest=Digest(asked.digest),
-            offer=Digest(asked.offer) if asked.offer is not None else None,
+            offer=Digest(offer) if offer is not None else None,
             client=asking.client or "unknown",
             at=asking.at,
             log=log,
@@ -409,7 +406,8 @@ class Giving:
 
 def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:
     """Whether who is not given a boot here is sent to who may give it; nobody is sent on twice."""
-    return asked.has_hop and refusal.reason in _SENT_ON and HOP not in asking.query
+    has_hop = asked.writes is not None and asked.writes.hop is not None
+    return has_hop and refusal.reason in _SENT_ON and HOP not in asking.query
 
 
 def explained(content: bytes, refusal: Refusal, server: str) -> bytes:

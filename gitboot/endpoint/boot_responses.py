@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +13,6 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from gitboot.endpoint.access_control import Stranger
 from gitboot.endpoint.boot_gate import Guarded
 from gitboot.endpoint.connections import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
 from gitboot.endpoint.served_files import Located, PublishedTree, Read, Signature, signature
@@ -72,17 +71,6 @@ class Answered(StrEnum):
     ARTIFACT = "artifact"  # a file read from the disk
     INVENTORY = "inventory"  # what an image found in a machine, and sends
     NOTHING = "nothing"  # no file, no page
-
-
-class Metrics:
-    """Counts requests."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[tuple[Answered, int]] = Counter()  # by their status
-        self.strangers: Counter[Stranger] = Counter()  # who asked for what is for operators
-
-    def count(self, answered: Answered, status: int) -> None:
-        self.requests[answered, status] += 1
 
 
 class Entry(NamedTuple):
@@ -186,7 +174,16 @@ class Answers:
         if version is None or version.content is None:
             return None
         content, writes = self._content(located, version.content), version.writes
-        guarded = _guarded(located, asked.path, version)
+        guarded = None
+        if writes is not None or (version.digest is not None and version.role is not Role.OFFER):
+            guarded = Guarded(
+                server=located.state.server,
+                path=asked.path,
+                role=version.role,
+                digest=version.digest,
+                shows=located.state.shows,
+                writes=writes,
+            )
         delivery = asked.kind.delivery
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
         reply = file_reply(content, version.content_type, UNCACHED, etag)
@@ -331,10 +328,6 @@ def _unplanned(located: Located, asked: Asked, reply: Reply, file: str, found: S
             path=asked.path,
             role=asked.kind.role,
             digest=token_in(asked.path),
-            offer=None,
-            writes_disk=False,
-            once=False,
-            needs=(),
             shows=located.state.shows,
         ),
         file=file,
@@ -346,26 +339,6 @@ def _past(until: datetime | None, *shown: datetime | None) -> datetime | None:
     """The latest of the instants that a clock has shown, if it is past ``until``."""
     latest = max(filter(None, shown), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
-
-
-def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
-    """What is looked at before a version is answered; None: nothing."""
-    writes = version.writes
-    if writes is None and (version.digest is None or version.role is Role.OFFER):
-        return None
-    return Guarded(
-        server=located.state.server,
-        path=path,
-        role=version.role,
-        digest=version.digest,
-        offer=writes.offer if writes is not None else None,
-        writes_disk=writes is not None,
-        once=writes is not None and writes.once,
-        needs=writes.needs if writes is not None else (),
-        shows=located.state.shows,
-        report=writes.report if writes is not None else None,
-        has_hop=writes is not None and writes.hop is not None,
-    )
 
 
 def _sha256(content: bytes) -> str:
@@ -429,7 +402,7 @@ class NamedAnswers:
         return self._tree.find(identity_of(Kind.ADDRESS, address)) if address is not None else None
 
     def _of_ec2(self, rest: str, client: Callable[[], str | None], at: datetime) -> Answer | None:
-        """What EC2's metadata service has: what is said of the machine itself, and its user data."""
+        # EC2's metadata service has what is said of the machine itself, and its user data.
         if (located := self._by_address(client)) is None:
             return None
         if rest == "user-data":

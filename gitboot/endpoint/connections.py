@@ -253,7 +253,7 @@ class Connection(HttpToolsProtocol):
         return self._quickly(path.decode(), self.headers)
 
     def _send(self, reply: Reply) -> None:
-        """What a cycle of uvicorn's would send, and leave behind."""
+        # As a cycle of uvicorn's would.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"

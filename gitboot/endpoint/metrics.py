@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from gitboot import __version__
 from gitboot.endpoint.access_control import Stranger
-from gitboot.endpoint.boot_responses import Answered, Metrics
+from gitboot.endpoint.boot_responses import Answered
 from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, shown_unknown
@@ -193,18 +193,20 @@ class Exposition(Collector):
 
     def __init__(
         self,
-        metrics: Metrics,
+        requests: Mapping[tuple[Answered, int], int],
+        strangers: Mapping[Stranger, int],
         refused: Mapping[WhyNot, int],
         tree: PublishedTree,
         records: Recorder | None,
         why_not_ready: str | None,
+        *,
         limits: Limits,
         certificate: Certificate | None,
-        unknown_requests: int = 0,
+        unknown_requests: int,
     ) -> None:
         self._unknown_requests = unknown_requests
         self._limits, self._certificate = limits, certificate
-        self._metrics, self._refused, self._tree = metrics, refused, tree
+        self._requests, self._strangers, self._refused, self._tree = requests, strangers, refused, tree
         self._records, self._why_not_ready = records, why_not_ready
 
     def page(self, accept: str) -> tuple[bytes, str]:
@@ -220,10 +222,10 @@ class Exposition(Collector):
         off = self._tree.clock.off
         yield _one("gitboot_clock_off_seconds", off.total_seconds() if off is not None else 0)
         faults = {(kind, "500"): 0 for kind in Answered}  # so that the first is an increase
-        requests = {(kind, str(code)): count for (kind, code), count in self._metrics.requests.items()}
+        requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _metric("gitboot_http_requests", faults | requests)
         yield _metric("gitboot_boots_refused", {(each,): self._refused.get(each, 0) for each in WhyNot})
-        yield _metric("gitboot_operators_refused", {(each,): self._metrics.strangers[each] for each in Stranger})
+        yield _metric("gitboot_operators_refused", {(each,): self._strangers.get(each, 0) for each in Stranger})
         yield _one("gitboot_idle_connections_closed", self._limits.closed)
         yield _one("gitboot_unknown_requests", self._unknown_requests)
         seen = shown_unknown(self._tree)

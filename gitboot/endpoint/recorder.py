@@ -144,7 +144,7 @@ class Recording:
 
     def end(self) -> None:
         """Leave to the spool what was only counted until now, and the outcomes that it has not taken."""
-        self._leave(self.repeated.rest())
+        self._leave(self.repeated.due(math.inf))
         self.intents.write_again()
 
     def _leave(self, counted: Iterable[Observation]) -> None:
@@ -176,7 +176,6 @@ class Recording:
         try_out(self._spool.folder)
 
     def _note(self, error: BaseException | None) -> None:
-        """Take note of how it went to write something."""
         if error is None:
             self._stood_s, self.failure = time.monotonic(), None
         elif isinstance(error, TimeoutError):
@@ -316,7 +315,7 @@ class RepeatedFetches:
             return counted.taken(now_s) if is_due else None
 
     def due(self, now_s: float) -> list[Observation]:
-        """Return what has waited for a minute, to be recorded now."""
+        """Return what has waited for a minute, to be recorded now; all that waits at the end of time, ``math.inf``."""
         with self._lock:
             left, self._left = self._left, []
             due = (
@@ -326,10 +325,6 @@ class RepeatedFetches:
                 if counted.waiting is not None and now_s - counted.recorded_s >= self._EVERY_S
             )
             return [*left, *(each for each in due if each is not None)]
-
-    def rest(self) -> list[Observation]:
-        """Return all that waits, when the endpoint ends."""
-        return self.due(float("inf"))
 
     def put_back(self, observation: Observation) -> None:
         """Count what could not be recorded, so that the next fetch by its client is recorded at once with it."""

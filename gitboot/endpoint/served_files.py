@@ -380,7 +380,6 @@ class ComparedClock:
             self._newest, self._newest_s, self._kept = now, up.seconds, now
 
     def _check(self) -> None:
-        """Compare it with what it has shown itself before."""
         behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set(behind if behind < -_MOST_OFF else None)
 

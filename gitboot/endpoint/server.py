@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import uvicorn
 import uvloop
@@ -104,7 +104,10 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self._encrypted is not None:
             self._letting_in = asyncio.create_task(
-                self._encrypted.let_in(self._connection, self.server_state.connections)
+                self._encrypted.let_in(
+                    lambda: Connection(self.config, self.server_state, self.lifespan.state),
+                    self.server_state.connections,
+                )
             )
 
     async def on_tick(self, counter: int) -> bool:
@@ -125,9 +128,6 @@ class _Server(uvicorn.Server):
         if self._letting_in is not None:
             self._letting_in.cancel()
         await super().shutdown(sockets)
-
-    def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
 
 
 def listen_at(where: str) -> socket.socket:
@@ -168,11 +168,21 @@ _END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30  # who has run for so long may begin again at once
-# A process shows life once a second. These are seconds in which this process ran itself, so that a machine that was
-# suspended, or is short of everything, is no reason.
-_SILENT_S: Final = 10  # without a sign of life: it does not respond
-_HUNG_S: Final = 30  # then gitboot replaces it
-_STARTING_S: Final = 50  # more, until the first sign of life
+
+
+class WorkerLimits(NamedTuple):
+    """How long a process that shows life once a second may show none.
+
+    These are seconds in which this process ran itself, so that a machine that was suspended, or is short of everything,
+    is no reason.
+    """
+
+    silent_s: int = 10  # from then on it does not respond
+    hung_s: int = 30  # then gitboot replaces it
+    starting_s: int = 50  # more, until its first sign of life
+
+
+_LIMITS: Final = WorkerLimits()
 
 
 class Workers:
@@ -191,12 +201,13 @@ class Workers:
         on_change: Callable[[], None] = lambda: None,
         *,
         operators: socket.socket | None = None,
+        limits: WorkerLimits = _LIMITS,
     ) -> None:
         self._command = [*command, "--fd", str(listening.fileno())]
         if operators is not None:
             self._command += ["--operators-fd", str(operators.fileno())]
         self._sockets = [listening] if operators is None else [listening, operators]
-        self._count, self._on_change = count, on_change
+        self._count, self._on_change, self._limits = count, on_change, limits
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
         self._silent_s = [0] * count  # for how long each process has shown no life
@@ -241,7 +252,9 @@ class Workers:
 
         with self._lock:
             running = [process is not None and process.poll() is None for process in self._processes]
-            hung = sum(each >= _SILENT_S for each, runs in zip(self._silent_s, running, strict=True) if runs)
+            hung = sum(
+                each >= self._limits.silent_s for each, runs in zip(self._silent_s, running, strict=True) if runs
+            )
             return Endpoints(wanted=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
 
     def _keep(self, number: int) -> None:
@@ -281,7 +294,7 @@ class Workers:
         """Wait until a process has ended; kill it if it hangs."""
         poll = select.poll()
         poll.register(life, select.POLLIN)
-        silent_s = -_STARTING_S
+        silent_s = -self._limits.starting_s
         while process.poll() is None:
             if poll.poll(1000):
                 if not os.read(life, 4096):
@@ -289,15 +302,12 @@ class Workers:
                 silent_s = 0
             else:
                 silent_s += 1
-                if silent_s == _HUNG_S:
+                if silent_s == self._limits.hung_s:
                     _logger.error("endpoint process %d has not responded for %d s: replaced", process.pid, silent_s)
                     process.kill()
-            self._note_silence(number, silent_s)
+            with self._lock:
+                before, self._silent_s[number] = self._silent_s[number], silent_s
+            if (before >= self._limits.silent_s) is not (silent_s >= self._limits.silent_s):
+                self._on_change()
         process.wait()
         os.close(life)
-
-    def _note_silence(self, number: int, silent_s: int) -> None:
-        with self._lock:
-            before, self._silent_s[number] = self._silent_s[number], silent_s
-        if (before >= _SILENT_S) is not (silent_s >= _SILENT_S):
-            self._on_change()

@@ -269,7 +269,7 @@ def test_what_is_absent_is_not_given_once_nobody_hears_of_the_instance(bench: Be
 
     def unheard() -> tuple[Phase, Cause, str | None]:
         bench.reconcile()
-        return shown(bench.servers["web01"].later[-1][1])
+        return shown(bench.rendered["web01"].later[-1][1])
 
     assert unheard() == (Phase.NETWORK, Cause.UNHEARD, "live-1")
     told.see(ABSENT, "live-1/kernel")
@@ -280,11 +280,11 @@ def test_a_window_that_opens_later_is_not_published_ahead_with_what_is_absent(be
     bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
     told.see(ABSENT, "memtest-7/kernel")
     bench.reconcile()
-    later = [shown(planned) for _, planned in bench.servers["web01"].later]
+    later = [shown(planned) for _, planned in bench.rendered["web01"].later]
     assert all(cause is not Cause.MAINTENANCE for _, cause, _ in later), later
     told.see(THERE, "memtest-7/kernel")
     bench.reconcile()
-    assert shown(bench.servers["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
+    assert shown(bench.rendered["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
 
 
 def test_a_boot_that_was_given_is_given_on_to_who_asks_again(bench: Bench, told: Told) -> None:
@@ -320,7 +320,7 @@ def test_unknown_machines_go_to_their_disk_until_it_comes(bench: Bench, told: To
     bench.reconcile()
     assert "memtest-7" not in unknown()
     assert "BootImage/memtest-7 for unknown machines" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
-    assert shown(bench.servers["web01"].plan) == OFFERED
+    assert shown(bench.rendered["web01"].plan) == OFFERED
     told.see(THERE, "memtest-7/kernel")
     bench.reconcile()
     assert "memtest-7" in unknown()

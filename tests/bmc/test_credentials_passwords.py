@@ -278,7 +278,7 @@ def test_a_certificate_that_a_document_names_is_asked_for_beside_what_else_is(
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
     (rack.folder / "access.toml").write_text(f"{HERE}")
-    right = sha256(PEM_cert_to_DER_cert(_leaf(issued))).hexdigest()
+    right = parse_fingerprint(fingerprint_of(issued))
     assert finished(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is Outcome.STALLED
     assert rack.machine.requests == []
     assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is Outcome.APPLIED
@@ -290,15 +290,10 @@ def test_t2_a_certificate_of_a_document_lets_nobody_in_whom_the_instance_does_no
     """A pull request that brings its own address brings its own certificate, too."""
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
-    right = sha256(PEM_cert_to_DER_cert(_leaf(issued))).hexdigest()
+    right = parse_fingerprint(fingerprint_of(issued))
     for text, verify in (('networks = ["10.0.0.0/8"]', True), ('networks = ["127.0.0.1"]', False), ("", True)):
         (rack.folder / "access.toml").write_text(text)
         assert finished(rack, verify=verify, fingerprint=right).outcome is Outcome.STALLED
     (rack.folder / "access.toml").write_text('networks = ["127.0.0.1"]')
     assert "certificate refused" in finished(rack, fingerprint=right).message, "nobody has verified it"
     assert rack.machine.requests == []
-
-
-def _leaf(issued: Issued) -> str:
-    pem = issued.certificate.read_text()
-    return pem[pem.index("-----BEGIN") : pem.index("-----END") + 25]

@@ -38,7 +38,7 @@ from gitboot.bmc.power_steps import (
     Manner,
     NotSwitched,
     PowerAction,
-    Send,
+    ResetType,
     Switching,
     SwitchRecord,
     SwitchState,
@@ -185,9 +185,9 @@ def test_power_as_the_standard_has_it(
     """IPMI 2.0, table 28-4."""
     seen = bmc.observe()
     step = next_power(PowerAction(action), seen, Same(), force=force)
-    assert isinstance(step, Send)
+    assert isinstance(step, ResetType)
     machine.controls.clear()
-    bmc.reset(step.type, seen)
+    bmc.reset(step, seen)
     assert machine.controls == [control]
 
 
@@ -421,16 +421,6 @@ def test_what_is_consumed_is_lost_and_never_set_again(machine: IpmiMachine, bmc:
 
 
 @needs_ipmitool
-def test_after_a_crash_before_it_was_set_a_person_is_asked(machine: IpmiMachine, bmc: IpmiConnection) -> None:
-    asked = Asked(bmc)
-    with pytest.raises(KeyboardInterrupt):
-        asked.once(crash=True)
-    asked.at += timedelta(minutes=5)
-    result = asked.once()
-    assert (result.asks, bytes(machine.flags)) == (OperatorCondition.NEEDS_OPERATOR, bytes(5))
-
-
-@needs_ipmitool
 def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     machine.controls.clear()
     asked = Asked(bmc, switching=GENTLY)
@@ -441,13 +431,18 @@ def test_a_machine_is_reset_once_though_nothing_shows_it(machine: IpmiMachine, b
 
 
 @needs_ipmitool
-def test_after_a_crash_nobody_resets_a_machine_once_more(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+@pytest.mark.parametrize("switching", [None, GENTLY], ids=["before it was set", "before it was reset"])
+def test_after_a_crash_a_person_is_asked_and_nothing_is_done_once_more(
+    machine: IpmiMachine, bmc: IpmiConnection, switching: Switching | None
+) -> None:
     machine.controls.clear()
-    asked = Asked(bmc, switching=GENTLY)
+    asked = Asked(bmc, switching=switching)
     with pytest.raises(KeyboardInterrupt):
         asked.once(crash=True)
+    flags = bytes(machine.flags)
     asked.at += timedelta(minutes=5)
-    assert (asked.once().asks, machine.controls) == (OperatorCondition.NEEDS_OPERATOR, [])
+    assert asked.once().asks is OperatorCondition.NEEDS_OPERATOR
+    assert (bytes(machine.flags), machine.controls, any(flags)) == (flags, [], switching is not None)
 
 
 @needs_ipmitool

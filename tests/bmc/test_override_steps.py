@@ -387,17 +387,13 @@ def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
     assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
 
 
-def test_a_record_carries_who_the_system_was_and_whether_a_disk_is_written() -> None:
-    step = _step(NO_DISK, replace(_seen(OFF), shown=HERE))
-    assert isinstance(step, Set)
-    assert (step.record.shown, step.record.writes_disk) == (HERE, False)
-
-
 def test_a_set_carries_its_whole_record() -> None:
-    first = _step(INSTALL, _seen(OFF))
-    assert first == Set(
-        record=OverrideRecord(reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW)
+    recorded = OverrideRecord(
+        reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
     )
+    for wanted in (INSTALL, NO_DISK):
+        step = _step(wanted, replace(_seen(OFF), shown=HERE))
+        assert step == Set(record=replace(recorded, writes_disk=wanted.writes_disk))
     again = _step(INSTALL, _seen(OFF), (_corrected(CONFIRMED, 70, 5), MOVED))
     assert isinstance(again, Set)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)

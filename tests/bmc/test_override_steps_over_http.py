@@ -11,14 +11,34 @@ import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, Same, accept
 from gitboot.bmc.override_session import Outcome, TaskResult
-from gitboot.bmc.override_state import Override, State
+from gitboot.bmc.override_state import (
+    MediumState,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
+from tests.helpers.cases import each_of
 from tests.helpers.fleets import uuid_of
 from tests.helpers.redfish_double.machine import STARTED, Machine
-from tests.helpers.redfish_double.profiles import GENERIC, PROFILES, STUCK, Profile
-from tests.helpers.redfish_double.server import Status
+from tests.helpers.redfish_double.profiles import (
+    AMI,
+    GENERIC,
+    IDRAC9,
+    ILO6,
+    OPENBMC,
+    PROFILES,
+    STUCK,
+    XCC,
+    Drive,
+    Drives,
+    Profile,
+)
+from tests.helpers.redfish_double.server import Drop, Status
 
 OTHER = SystemUuid(uuid_of("another machine"))
 UNSET = "03000200-0400-0500-0006-000700080009"
@@ -340,3 +360,370 @@ def test_a_bmc_that_fails_pins_nothing(rack: Rack) -> None:
     rack.server.fault(Status(status=500), times=2)
     result = rack.bring_about()
     assert (result.pinned, result.identified) == (None, None)
+
+
+ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
+DISC = Wanted(
+    reason="provision/1",
+    plan_digest="d" * 64,
+    override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
+)
+DATA = "http://boot.test/media/4c4c4544/user-data.iso"
+BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
+SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
+WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
+
+
+@pytest.fixture
+def inserted(rack: Rack) -> Rack:
+    """A rack whose machine has the disc in a drive, and its override."""
+    rack.bring_about(DISC)
+    return rack
+
+
+def _disc(rack: Rack) -> Drive:
+    return rack.machine.drives[1]
+
+
+def _record(rack: Rack) -> OverrideRecord:
+    return rack.records["web01"]["provision/1"]
+
+
+def _medium(rack: Rack) -> MediumState | None:
+    medium = _record(rack).medium
+    return medium.state if medium is not None else None
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_a_medium_is_inserted_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
+    rack = make_rack(profile=PROFILES[name])
+    result = rack.bring_about(DISC)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.RECORDED, State.CONFIRMED]
+    assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
+    rack.boot()
+    rack.bring_about(DISC)
+    [boot] = rack.machine.boots
+    assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
+    rack.bring_about(None, keeps=(ISO,))  # its boot was given: the system reads it still
+    assert _disc(rack).image == ISO
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO,))
+    assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
+    assert [each.medium for each in rack.machine.boots] == [ISO, None]
+
+
+def test_what_is_done_with_media_is_read_no_more(inserted: Rack) -> None:
+    inserted.boot()
+    for _ in range(2):
+        inserted.bring_about(None)
+    before = len(inserted.server.service.requests)
+    inserted.bring_about(None)
+    assert len(inserted.server.service.requests) == before + 1
+
+
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_a_medium_whose_reason_ends_unbooted_is_ejected_after_its_override(
+    make_rack: MakeRack, profile: Profile
+) -> None:
+    rack = make_rack(profile=profile)
+    rack.bring_about(DISC)
+    rack.bring_about(None)
+    assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
+        State.WITHDRAWN,
+        MediumState.EJECTED,
+        [ISO],
+    )
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+
+
+@pytest.mark.parametrize("target", [OverrideTarget.CD, OverrideTarget.PXE])
+@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
+def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
+    make_rack: MakeRack, profile: Profile, target: OverrideTarget
+) -> None:
+    rack = make_rack(profile=profile)
+    rack.bring_about(DISC)
+    rack.machine.requests.clear()
+    rack.server.service.requests.clear()
+    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None)
+    assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
+    sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    off, ejected, *more = sent
+    assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
+    assert _disc(rack).ejected == [ISO]
+    assert (_disc(rack).image, _record(rack).state) == (other.medium, State.CONFIRMED)
+    rack.boot()
+    assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
+
+
+def fit_target(profile: Profile, target: OverrideTarget) -> str:
+    return profile.boots_cd_as if target is OverrideTarget.CD else target
+
+
+def _swap(image: str | None) -> Callable[[Rack], object]:
+    """What somebody else leaves in the drive, long before anybody looks again."""
+
+    def swap(rack: Rack) -> None:
+        _disc(rack).image = image
+        rack.wait(600)
+
+    return swap
+
+
+def _want(wanted: Wanted | None, **more: Any) -> Callable[[Rack], object]:
+    return lambda rack: rack.bring_about(wanted, **more)
+
+
+def _switch_off(rack: Rack) -> None:
+    rack.machine.reset("ForceOff")
+
+
+NEWER = replace(DISC, override=replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
+WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keeps=(ISO,))
+GONE = MediumState.EJECTED
+
+
+@pytest.mark.parametrize(
+    ("case", "events", "lies", "ejected", "medium", "state"),
+    [
+        (
+            "its boot was given, and it was switched off",
+            (WANT, Rack.boot, GIVEN, _switch_off, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        # The same reading shows that the override was consumed, by the BMC's clock, and that the plan wants no more.
+        (
+            "a reset ends its use, whenever its boot was read",
+            (WANT, Rack.boot, GIVEN, Rack.boot, GIVEN),
+            None,
+            [ISO],
+            GONE,
+            State.CONSUMED,
+        ),
+        ("somebody put another in its place", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, State.WITHDRAWN),
+        ("it lay there before, and is not ours to eject", (_swap(ISO), WANT, END), ISO, [], None, State.WITHDRAWN),
+        (
+            "somebody ejects it while its override stands",
+            (WANT, _swap(None), WANT),
+            ISO,
+            [],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+        (
+            "a newer image takes its place",
+            (WANT, _want(NEWER)),
+            NEWER.override.medium,
+            [ISO],
+            MediumState.INSERTED,
+            State.CONFIRMED,
+        ),
+    ],
+)
+def test_what_lies_in_a_drive_in_the_end(
+    rack: Rack,
+    case: str,
+    events: tuple[Callable[[Rack], object], ...],
+    lies: str | None,
+    ejected: list[str],
+    medium: MediumState | None,
+    state: State,
+) -> None:
+    for event in events:
+        event(rack)
+    assert (_disc(rack).image, _disc(rack).ejected) == (lies, ejected), case
+    assert (_medium(rack), _record(rack).state) == (medium, state), case
+
+
+@pytest.mark.parametrize(
+    "wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
+)
+def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: Wanted) -> None:
+    _disc(rack).image = OTHERS
+    result = rack.bring_about(wanted)
+    assert (result.outcome, result.asks) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
+    assert OTHERS in result.message
+    assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
+
+
+def test_somebody_elses_override_keeps_a_medium_out(rack: Rack) -> None:
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    assert rack.bring_about(DISC).asks is OperatorCondition.FOREIGN_OVERRIDE
+    assert _disc(rack).image is None
+
+
+def test_a_bmc_without_a_drive_says_so(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=STUCK)
+    result = rack.bring_about(DISC)
+    assert (result.asks, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
+    assert "no slot for a CD" in result.message
+
+
+def test_nothing_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=ILO6)
+    _disc(rack).shows_late = True
+    for _ in range(2):
+        assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
+    _disc(rack).shows_late = False
+    rack.bring_about(DISC)
+    assert _record(rack).state is State.CONFIRMED
+
+
+def test_a_consumed_boot_gets_no_medium_again(inserted: Rack) -> None:
+    inserted.boot()
+    inserted.bring_about(DISC)
+    _disc(inserted).image = None
+    inserted.wait(600)
+    inserted.bring_about(DISC)
+    assert (_record(inserted).state, _disc(inserted).image) == (State.CONSUMED, None)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "told"), [((), None), (("HTTP", "HTTPS", "NFS"), "HTTP")], ids=["told nothing", "told the protocol"]
+)
+def test_the_protocol_is_told_to_those_that_list_it(
+    make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
+) -> None:
+    rack = make_rack(profile=AMI)
+    _disc(rack).protocols = protocols
+    rack.bring_about(DISC)
+    [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
+    assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
+
+
+def _lying(rack: Rack) -> list[str | None]:
+    return [drive.image for drive in rack.machine.drives]
+
+
+def _sent(rack: Rack) -> list[str]:
+    """What was sent to the BMC to change something, in words."""
+    changing = [each for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
+    return [(each.json or {}).get("Image") or each.path.rpartition(".")[2] for each in changing]
+
+
+@pytest.mark.parametrize("name", WITH_DRIVES)
+def test_user_data_is_inserted_before_what_boots_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
+    rack = make_rack(profile=PROFILES[name])
+    result = rack.bring_about(BOTH)
+    assert result.outcome is Outcome.APPLIED, result.message
+    assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
+    assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
+    assert [state for _, state, _ in rack.written] == [State.INSERTED, State.INSERTED, State.RECORDED, State.CONFIRMED]
+    rack.boot()
+    rack.bring_about(BOTH)
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert _lying(rack) == [DATA, ISO], "the system reads both still"
+    rack.boot()
+    rack.bring_about(None, keeps=(ISO, DATA))
+    assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
+    rack.bring_about(None)
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
+    assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
+
+
+def test_of_two_drives_for_cds_the_first_boots(rack: Rack) -> None:
+    rack.machine.drives[0].types = ("CD", "DVD")
+    rack.bring_about(BOTH)
+    assert _lying(rack) == [ISO, DATA]
+
+
+def test_a_bmc_with_one_drive_is_named_and_nothing_is_inserted(rack: Rack) -> None:
+    rack.machine.drives[0].types = ("Floppy",)
+    result = rack.bring_about(BOTH)
+    assert (result.asks, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
+    assert f"one slot alone, {_disc(rack).path}" in result.message
+    assert "configFrom: SystemUUID" in result.message
+    assert (rack.written, rack.machine.writes) == ([], [])
+
+
+@pytest.mark.parametrize("taken", [0, 1], ids=["the one for data", "the one that boots"])
+def test_what_somebody_has_in_either_drive_stays_and_the_other_stays_empty(rack: Rack, taken: int) -> None:
+    drive = rack.machine.drives[taken]
+    drive.image = OTHERS
+    result = rack.bring_about(BOTH)
+    assert (result.asks, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
+    assert f"{drive.path} has {OTHERS}" in result.message
+    assert [each for each in _lying(rack) if each is not None] == [OTHERS]
+
+
+def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack: Rack) -> None:
+    rack.bring_about(BOTH)
+    rack.server.service.requests.clear()
+    newer = DATA.replace("4c", "5d")
+    rack.bring_about(replace(BOTH, override=replace(BOTH.override, data_medium=newer)))
+    assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
+    assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
+    assert _record(rack).state is State.CONFIRMED
+
+
+class Killed(Exception):
+    """As by SIGKILL: nothing after it happens."""
+
+
+CRASHES = [  # in an order in which those next to each other differ little
+    (profile, wants, nth, kept)
+    for wants, most in ((DISC, 6), (BOTH, 9))
+    for nth in range(1, most + 1)
+    for profile, kept in ((GENERIC, False), (XCC, False), (XCC, True), (GENERIC, True))
+]
+
+
+@pytest.mark.parametrize(
+    ("profile", "wants", "nth", "kept"),
+    each_of(CRASHES, one_in=3),
+    ids=lambda value: value.name if isinstance(value, Profile) else None,
+)
+def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
+    make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
+) -> None:
+    rack = make_rack(profile=profile)
+    count, write = 0, rack.write
+
+    def killing(uuid: object, record: OverrideRecord) -> None:
+        nonlocal count
+        count += 1
+        if count != nth or kept:
+            write(rack.uuids["web01"], record)
+        if count == nth:
+            raise Killed
+
+    monkeypatch.setattr(rack, "write", killing)
+    for wanted in (wants, None):
+        for _ in range(3):
+            try:
+                rack.bring_about(wanted)
+            except Killed:
+                continue
+            finally:
+                assert wants is not BOTH or _lying(rack)[1] is None or _lying(rack)[0] == DATA, "it would boot without"
+            rack.wait(90)
+    assert _lying(rack) == [None, None]
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA] if wants is BOTH else [], [ISO]]
+    assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
+    assert count >= nth
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_an_answer_that_is_lost_leaves_a_medium_that_is_ejected(make_rack: MakeRack, applied: bool) -> None:
+    rack = make_rack(profile=OPENBMC)
+    rack.server.fault(Drop(applied=applied), on="POST")
+    assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, State.INSERTED)
+    rack.wait(90)
+    rack.bring_about(None)
+    assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
+
+
+def test_a_dry_run_shows_the_post_and_sends_none(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=IDRAC9)
+    result = rack.bring_about(DISC, dry_run=True)
+    action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
+    assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'
+    assert (_disc(rack).image, rack.written) == (None, [])

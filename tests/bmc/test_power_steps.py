@@ -256,13 +256,11 @@ def test_a_refusal_is_told_and_asked_for_again_once_it_is_proven(rack: Rack) -> 
     assert rack.machine.resets == 1
 
 
-def test_a_dry_run_says_what_it_would_ask_for_and_writes_nothing(rack: Rack) -> None:
+@for_each(
+    ("given", "message"),
+    [({"dry_run": True}, "would ask for ForceRestart"), ({"only_read": True}, "the BMC shows Once Pxe")],
+)
+def test_a_dry_run_and_a_reading_switch_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
     rack.bring_about()
-    result = rack.bring_about(switching=FIRST, dry_run=True)
-    assert (result.message, rack.machine.resets, rack.switched) == ("would ask for ForceRestart", 0, [])
-
-
-def test_what_is_only_read_is_not_switched(rack: Rack) -> None:
-    rack.bring_about()
-    rack.bring_about(switching=FIRST, only_read=True)
-    assert (rack.machine.resets, rack.switched) == (0, [])
+    result = rack.bring_about(switching=FIRST, **given)
+    assert (result.message, rack.machine.resets, rack.switched) == (message, 0, [])

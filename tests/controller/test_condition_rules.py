@@ -30,7 +30,7 @@ from gitboot.resolve.policy_selection import OptOut
 from gitboot.resolve.server_decision import BootFile
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
+from gitboot.status.instance_status import Endpoints, Following, SignedListState, Status, ThreadFailure
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
 from tests.helpers.instance_in_process import Commits
@@ -163,6 +163,20 @@ def same(state: InstanceState) -> InstanceState:
             with_(died=(ThreadFailure("fetch", "ValueError: a", 2),)),
             "ThreadsRunning",
             (False, "Died"),
+        ),
+        ("no endpoint", same, "Serving", None),
+        ("all endpoints run", with_(serving=Endpoints(wanted=2, alive=2, restarts=1)), "Serving", (True, "Running")),
+        (
+            "an endpoint has ended",
+            with_(serving=Endpoints(wanted=2, alive=1, restarts=0)),
+            "Serving",
+            (False, "Restarting"),
+        ),
+        (
+            "an endpoint is stopped",
+            with_(serving=Endpoints(wanted=2, alive=1, restarts=0, hung=1)),
+            "Serving",
+            (False, "NotResponding"),
         ),
         ("no target", same, "TargetsCurrent", None),
         ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
 
 from gitboot.endpoint import connections
-from gitboot.endpoint.access_control import Tokens
+from gitboot.endpoint.access_control import LOOPBACK, Tokens, client_address, membership
 from gitboot.endpoint.connections import Crowd
 from gitboot.errors import UsageError
-from tests.helpers.endpoints import ENTRY, Site, connect, eventually, get, site
+from gitboot.fetchlog.log_entries import SUFFIX, read_reports
+from tests.endpoint.test_server import served
+from tests.helpers import http_peers
+from tests.helpers.cases import for_each
+from tests.helpers.endpoints import ENTRY, LOADER, Site, connect, get, site
 from tests.helpers.fleets import configured
-from tests.helpers.forked_commands import Heard, captured
+from tests.helpers.forked_commands import Heard, captured, join
+from tests.helpers.git_repositories import program
+from tests.helpers.http_peers import Authority
+from tests.helpers.running_instance import eventually
 
 TOKEN = "a-token-of-prometheus"
 PAGES = ("/api/v1/status", "/api/v1/servers", "/metrics")
 NOBODY = [ip_network("192.0.2.1/32")]
-LOOPBACK = ip_network("127.0.0.0/8")
 
 
 @pytest.fixture
@@ -80,7 +92,7 @@ def test_t12_a_proxy_that_speaks_http_1_0_and_says_nothing_is_no_operator(made: 
 
 
 def test_t12_a_proxy_that_is_told_of_is_no_operator_itself(made: Site) -> None:
-    with made.serve(trusted_proxies=[LOOPBACK]) as url:
+    with made.serve(trusted_proxies=LOOPBACK) as url:
         assert codes(url) == {404}
         assert codes(url, **{"x-forwarded-for": "127.0.0.1"}) == {200}
         assert get(url + ENTRY).status_code == 200
@@ -124,7 +136,7 @@ def test_t12_who_is_refused_is_counted(made: Site, tokens: Tokens) -> None:
 
 
 @contextmanager
-def served(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+def listening(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """The process of ``gitboot serve``, and the URLs at which it listens."""
     command = ("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
     with Heard(*command) if files is None else limited(files, *map(str, command)) as process:
@@ -168,7 +180,7 @@ def _answers(url: str) -> bool:
 def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, workers: int) -> None:
     (tmp_path / "tokens").write_text(f"{TOKEN}\n")
     options = ("--operators-listen", "127.0.0.1:0", "--operators-tokens", tmp_path / "tokens", "--workers", workers)
-    with served(made, *options) as (_, urls):
+    with listening(made, *options) as (_, urls):
         machines, operators = urls["Listening"], urls["ListeningForOperators"]
         assert operators.startswith("http://")
         assert codes(operators) == {200}
@@ -330,7 +342,7 @@ def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> N
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
-        with served(made, files=1024) as (pid, urls), ExitStack() as stack:
+        with listening(made, files=1024) as (pid, urls), ExitStack() as stack:
             for _ in range(1000):
                 stack.enter_context(connect(urls["Listening"]))
             assert get(urls["Listening"] + ENTRY).status_code == 200
@@ -339,3 +351,204 @@ def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> N
             assert int(line.split()[3]) == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+PROXIES = membership((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
+
+
+@for_each(
+    ("peer", "forwarded", "expected"),
+    [
+        pytest.param("10.9.0.7", [], "10.9.0.7", id="a client itself"),
+        pytest.param("10.9.0.7", ["127.0.0.1"], "10.9.0.7", id="a client that claims to be another"),
+        pytest.param("10.1.0.1", [], "10.1.0.1", id="a proxy itself"),
+        pytest.param("10.1.0.1", ["10.9.0.7"], "10.9.0.7", id="through a proxy"),
+        pytest.param("10.1.0.1", ["10.9.0.7, 10.1.0.2"], "10.9.0.7", id="through two proxies"),
+        pytest.param("10.1.0.1", ["10.9.0.7", "10.1.0.2"], "10.9.0.7", id="through two, in two headers"),
+        pytest.param("127.0.0.1", ["127.0.0.1, 10.9.0.7"], "10.9.0.7", id="a claim made to a proxy"),
+        pytest.param("127.0.0.1", ["10.9.0.8, 10.9.0.7"], "10.9.0.7", id="an untrusted proxy's word"),
+        pytest.param("127.0.0.1", ["127.0.0.1"], "127.0.0.1", id="a client on the proxy's machine"),
+        pytest.param("127.0.0.1", ["10.9.0.7,"], None, id="nothing where an address has to be"),
+        pytest.param("127.0.0.1", ["unknown"], None, id="a proxy that does not tell"),
+        pytest.param("127.0.0.1", ["10.9.0.7, \xff"], None, id="a byte that is no text"),
+        pytest.param("::1", ["FD00:0009::7"], "fd00:9::7", id="IPv6, in its shortest spelling"),
+        pytest.param("::ffff:10.1.0.1", ["::ffff:10.9.0.7"], "10.9.0.7", id="IPv4 on a socket for both"),
+        pytest.param("fe80::1%eth0", [], "fe80::1", id="a link-local address"),
+        pytest.param(None, ["10.9.0.7"], None, id="no address at all"),
+    ],
+)
+def test_client_is_who_stands_before_the_last_trusted_proxy(
+    peer: str | None, forwarded: list[str], expected: str | None
+) -> None:
+    headers = [(b"x-forwarded-for", value.encode("latin-1")) for value in forwarded]
+    scope = {"client": (peer, 40000) if peer else None, "headers": headers}
+    assert client_address(scope, PROXIES) == expected
+
+
+@for_each(
+    ("address", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.0.1", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.1.255.255", True),
+        ("10.2.0.0", False),
+        ("fd00:1:2::1", True),
+        ("fd00:2::1", False),
+        ("localhost", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_membership_is_by_address(address: str | None, expected: bool) -> None:
+    assert PROXIES(address) is expected
+
+
+@for_each("header", ["X-Forwarded-For", "forwarded"])
+def test_finding_s6_a_proxy_that_no_setting_names_is_noted_also_for_a_file_that_is_held_ready(header: str) -> None:
+    with site() as made, served(made.root, "--spool", str(made.spool)) as (url, process):
+        paths = {path: get(url + path).status_code for path in ("/boot.ipxe", "/boot.ipxe", "/healthz")}
+        assert paths == {"/boot.ipxe": 200, "/healthz": 200}
+        assert get(url + "/boot.ipxe", headers={**LOADER, header: "for=192.0.2.1"}).status_code == 200
+        (report,) = eventually(lambda: list(made.spool.glob(f"*{SUFFIX}")))
+        (proxy,) = read_reports(report.parent, datetime.now(UTC)).proxies
+        assert proxy.address == "127.0.0.1"
+        told = next(each for each in map(json.loads, process.stderr) if each["type"] == "ProxyUnnamed")
+        assert 'trusted-proxies = ["127.0.0.1"]' in told["message"]
+
+
+PAGE: Final = (Path(__file__).parents[2] / "docs" / "running.md").read_text()
+CONFIGS: Final = re.findall(r"^```yaml\n(scrape_configs:.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+HOST: Final = "198.51.100.1"  # as another host sees it; the engine's bridge is 10.88.0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Network namespaces."""
+
+    host: str  # that publishes the container's ports
+    container: str
+    elsewhere: str
+
+    def run(self, place: str, *command: object) -> str:
+        done = subprocess.run(
+            ["ip", "netns", "exec", place, *map(str, command)], capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def ask(self, place: str, url: str, token: str = "") -> tuple[int, str]:
+        """The status and the body of what is answered there; 0 where nothing is."""
+        headers = LOADER | ({"Authorization": f"Bearer {token}"} if token else {})
+
+        def asked() -> tuple[int, str]:
+            join(os.open(f"/run/netns/{place}", os.O_RDONLY))  # this thread alone
+            try:
+                answer = http_peers.get(url, headers=headers, timeout=60)
+            except httpx.TransportError as error:
+                return 0, str(error)
+            return answer.status_code, answer.text
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asked).result()
+
+    @contextmanager
+    def running(self, place: str, *command: object, log: Path) -> Iterator[None]:
+        with log.open("w") as output:
+            process = subprocess.Popen(["ip", "netns", "exec", place, *map(str, command)], stdout=output, stderr=output)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    """A host with a container whose ports 8080 and 9090 it publishes, and another host."""
+    program("ip", "iproute2")
+    filtering = program("iptables", "iptables")
+    names = Places(**{each: f"gitboot-{os.getpid()}-{each}" for each in ("host", "container", "elsewhere")})
+    with ExitStack() as stack:
+        for name in (names.host, names.container, names.elsewhere):
+            made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+            if made.returncode != 0:
+                pytest.skip(f"no network namespace can be made here: {made.stderr.strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+            names.run(name, "ip", "link", "set", "lo", "up")
+        for name, address, peer, peers in (
+            (names.container, "10.88.0.2", "bridge", "10.88.0.1"),
+            (names.elsewhere, "198.51.100.2", "outside", HOST),
+        ):
+            names.run(names.host, "ip", "link", "add", peer, "type", "veth", "peer", "name", "eth0", "netns", name)
+            for place, link, own in ((names.host, peer, peers), (name, "eth0", address)):
+                names.run(place, "ip", "address", "add", f"{own}/24", "dev", link)
+                names.run(place, "ip", "link", "set", link, "up")
+            names.run(name, "ip", "route", "add", "default", "via", peers)
+        names.run(names.host, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for chain in ("PREROUTING", "OUTPUT"):
+            for port in (8080, 9090):
+                rule = ("-p", "tcp", "-d", HOST, "--dport", port, "-j", "DNAT", "--to-destination", f"10.88.0.2:{port}")
+                names.run(names.host, filtering, "-t", "nat", "-A", chain, *rule)
+        # As engines without root do, and those with a proxy of their own: each client is the bridge.
+        names.run(names.host, filtering, "-t", "nat", "-A", "POSTROUTING", "-o", "bridge", "-j", "MASQUERADE")
+        yield names
+
+
+@contextmanager
+def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[None]:
+    """An endpoint behind the published ports, with the options of docs/running.md."""
+    (folder / "tokens").write_text(f"{TOKEN}\n")
+    options = (*options, "--operators-listen", "0.0.0.0:9090", "--operators-tokens", folder / "tokens")
+    with site() as made:
+        serve = (sys.executable, "-m", "gitboot", "serve", "--out", made.root, "--listen", "0.0.0.0:8080")
+        with places.running(places.container, *serve, *options, log=folder / "endpoint.log"):
+            eventually(lambda: places.ask(places.elsewhere, f"http://{HOST}:8080/healthz")[0] == 200)
+            yield
+
+
+def test_t12_who_comes_by_a_published_port_is_an_operator_by_token_alone(places: Places, tmp_path: Path) -> None:
+    with in_a_container(places, tmp_path):
+        for place in (places.elsewhere, places.host):
+            assert places.ask(place, f"http://{HOST}:8080{ENTRY}")[0] == 200
+            assert places.ask(place, f"http://{HOST}:8080/api/v1/status", TOKEN)[0] == 404
+            assert places.ask(place, f"http://{HOST}:9090/api/v1/status")[0] == 404
+            assert places.ask(place, f"http://{HOST}:9090/api/v1/status", f"{TOKEN}x")[0] == 401
+            assert places.ask(place, f"http://{HOST}:9090/api/v1/status", TOKEN)[0] == 200
+        counted = places.ask(places.elsewhere, f"http://{HOST}:9090/metrics", TOKEN)[1]
+    for reason in ("Network", "Socket", "Token"):
+        assert f'gitboot_operators_refused_total{{reason="{reason}"}} 2.0' in counted
+
+
+@pytest.mark.parametrize("by", ["http", "https"])
+def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, tmp_path: Path, by: str) -> None:
+    prometheus = program("prometheus", "prometheus")
+    (config,) = [each for each in CONFIGS if ("scheme: https" in each) is (by == "https")]
+    options: tuple[object, ...] = ()
+    if by == "https":
+        authority = Authority(tmp_path)
+        issued = authority.issue(f"IP:{HOST}")
+        (tmp_path / "gitboot-ca.crt").write_text(authority.pem)
+        options = ("--operators-tls", issued.certificate, issued.key)
+    (tmp_path / "gitboot.token").write_text(f"{TOKEN}\n")
+    here = config.replace("/etc/prometheus/", f"{tmp_path}/").replace("boot.example.net:9090", f"{HOST}:9090")
+    assert here.count(HOST) == 1
+    (tmp_path / "prometheus.yml").write_text(f"global: {{scrape_interval: 2s}}\n{here}")
+    command = (
+        *(prometheus, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"),
+        "--web.listen-address=127.0.0.1:9091",
+    )
+    with (
+        in_a_container(places, tmp_path, *options),
+        places.running(places.elsewhere, *command, log=tmp_path / "prometheus.log"),
+    ):
+
+        def read(what: str) -> str | None:
+            """The newest value of a metric, as Prometheus has it."""
+            status, body = places.ask(places.elsewhere, f"http://127.0.0.1:9091/api/v1/query?query={what}")
+            found = json.loads(body)["data"]["result"] if status == 200 else []
+            return str(found[0]["value"][1]) if found else None
+
+        eventually(lambda: read("gitboot_operators_certificate_read" if by == "https" else "gitboot_ready"))
+        eventually(lambda: read("up") == "1")  # one that took too long is none

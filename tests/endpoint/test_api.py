@@ -1,3 +1,5 @@
+"""The API asked for what its own OpenAPI document allows, and for what it does not."""
+
 from __future__ import annotations
 
 import json
@@ -5,10 +7,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from gitboot import __version__
 from gitboot.endpoint.api import FILTERS, MOST, Api
@@ -20,8 +23,32 @@ from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from tests.helpers import endpoints, http_peers
-from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, FULL_STATUS, REPAIR, START, UUID, planned, site
 from tests.helpers.fleets import server
+
+if TYPE_CHECKING:  # each process that runs tests imports them all, and this takes half a second
+    import schemathesis
+    from schemathesis.schemas import BaseSchema
+import shutil
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
+
+from gitboot.endpoint.api import PAGE
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
+from gitboot.jsonio import format_instant
+from gitboot.publish.manifest import UNKNOWN
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_reader import verify
+from gitboot.render.page import MADE_OF
+from gitboot.render.paths import PAGE as FOLDER
+from gitboot.render.paths import PAGE_DATA
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
+from tests.fetchlog.test_unknown_machines import SENT
+from tests.helpers.endpoints import ONCE, Fleet, Site, get
+from tests.helpers.fleets import at, fleet
+from tests.helpers.operators_page import HOSTILE, Browser, browser, browsers, shown_fleet
+from tests.helpers.operators_page import STATUS as SHOWN
 
 STATUS = Status(
     attempted="bad",
@@ -167,3 +194,427 @@ def test_a_server_that_changes_is_listed_so_at_once() -> None:
             assert {item["name"]: item["phase"] for item in items} == {
                 name: state.published.summary["phase"] for name, state in fleet.servers.items()
             }
+
+
+AT = "2026-11-20T23:00:00Z"
+PATHS = (
+    *("/api/v1/servers", "/api/v1/servers/{name}", "/api/v1/servers/{name}/plan"),
+    *("/api/v1/seen", "/api/v1/status"),
+)
+
+
+@pytest.fixture(scope="module")
+def described() -> Iterator[str]:
+    with site(planned(*ALWAYS, REPAIR)) as made:
+        made.say({**STATUS.facts(), "at": AT, "clock": AT, "changes": 7, "stages": FULL_STATUS.facts()["stages"]})
+        with made.serve() as described:
+            yield described
+
+
+@pytest.fixture(scope="module")
+def schema(described: str) -> BaseSchema:
+    import schemathesis
+
+    return schemathesis.openapi.from_url(f"{described}/api/v1/openapi.json")
+
+
+def test_the_document_has_these_operations(schema: BaseSchema) -> None:
+    from schemathesis.core.result import Ok
+
+    assert {found.ok().path for found in schema.get_all_operations() if isinstance(found, Ok)} == set(PATHS)
+
+
+# Nothing else can be asked for wrongly: a name is any text.
+ASKED = [*((path, "positive") for path in PATHS), (PATHS[0], "negative")]
+
+
+@pytest.mark.parametrize(("path", "mode"), ASKED)
+def test_every_answer_is_one_that_the_document_says(described: str, schema: BaseSchema, path: str, mode: str) -> None:
+    from schemathesis import GenerationMode
+
+    operation = schema[path]["GET"]
+    seen: set[int] = set()
+
+    @settings(derandomize=True, database=None, deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+    @given(operation.as_strategy(generation_mode=GenerationMode(mode)))
+    def look(case: schemathesis.Case[Any]) -> None:
+        found = case.call_and_validate(base_url=described)
+        seen.add(found.status_code)
+
+    look()
+    assert seen and max(seen) < 500
+
+
+def test_what_there_is_is_found(described: str, schema: BaseSchema) -> None:
+    """Else it would be 404s alone that are looked at."""
+    for path in PATHS:
+        case = schema[path]["GET"].Case(path_parameters={"name": "web01"} if "{name}" in path else {})
+        assert case.call_and_validate(base_url=described).status_code == 200
+
+
+FILES = ("", *sorted(MADE_OF.keys() - {"index.html"}))
+VIEWS = {
+    "": "",
+    "images": "Images and streams",
+    "timeline": "Windows and rollouts",
+    "changes": "Changes",
+    "unknown": "Unknown machines",
+    "servers/web001": "web001",
+}
+
+
+_APPROVED = ("Approved by", f"Approved by ada, with gitboot approve: {HOSTILE} (maxReinstalls, maxUpdatePercent)")
+_BEGAN = at("20T12:00")
+_WITH_PAGE = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
+
+
+def installing_fleet(*outputs: str) -> Fleet:
+    """web01 fetched its boot, the installer of web02 started, web03 is installed, web04 waits."""
+    boot, data = Seen(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7"), Seen(_BEGAN, "i/user-data", "10.0.0.7")
+    fetched = InstallAttempt(key="provision/0", boots=(boot,))
+    started = replace(fetched, started=data, started_boot=1)
+    since = _BEGAN + timedelta(minutes=5)
+    installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=since, attempts=(started,))
+    return planned(
+        fleet(f"baseURL: 'http://boot.test', outputs: [{', '.join(('ipxe', *outputs))}]"),
+        *ONCE[1:],
+        *(server(f"web0{number}", "role: web") for number in (2, 3, 4)),
+        now=since + timedelta(minutes=1),
+        records={"web01": Record(attempts=(fetched,)), "web02": Record(attempts=(started,)), "web03": installed},
+    )
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Site]:
+    with site(shown_fleet()) as found:
+        found.say(SHOWN)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def url(made: Site) -> Iterator[str]:
+    with made.serve() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(params=["from a folder", "served"])
+def address(request: pytest.FixtureRequest, made: Site) -> str:
+    """Where the page is, as it lies published and as an endpoint serves it."""
+    if request.param == "served":
+        return f"{request.getfixturevalue('url')}{PAGE}"
+    return f"file://{made.root}/{FOLDER}index.html"
+
+
+def test_all_that_the_page_is_made_of_is_given_to_operators_alone(made: Site, url: str) -> None:
+    names = (*FILES, "data/fleet.js", "data/server/web001.js")
+    assert {get(f"{url}{PAGE}{name}").status_code for name in names} == {200}
+    with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
+        assert {get(f"{elsewhere}{PAGE}{name}").status_code for name in names} == {404}
+
+
+def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
+    for name in (*FILES, "data/fleet.js"):
+        answer = get(f"{url}{PAGE}{name}")
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "unsafe" not in policy and answer.headers["x-content-type-options"] == "nosniff"
+    markup = get(f"{url}{PAGE}").text
+    assert set(re.findall(r'(?:src|href)="([^"#]+)', markup)) == {"data:,", *FILES} - {""}
+    assert not re.search(r"<style|<script>| style=| on[a-z]+=", markup)
+
+
+@pytest.mark.parametrize("path", ["/", "/page"])
+def test_operators_are_led_to_the_page_and_machines_are_not(made: Site, url: str, path: str) -> None:
+    led = get(f"{url}{path}", follow_redirects=False)
+    assert (led.status_code, led.headers["location"]) == (302, "page/")
+    assert PAGE in led.text  # for curl
+    assert get(f"{url}{path}", follow_redirects=True).content == get(f"{url}{PAGE}").content
+    with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
+        assert get(f"{elsewhere}{path}", follow_redirects=False).status_code == 404
+
+
+def test_operators_read_how_to_publish_a_page_that_is_off() -> None:
+    with site(planned(*ALWAYS)) as plainer, plainer.serve() as url:
+        led = get(f"{url}/", follow_redirects=False)
+        assert led.status_code == 200
+        assert "outputs: [ipxe, grub, pages]" in led.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x", "data/x.js", "data/..%2fpage.js", "data/server/.js"],
+)
+def test_the_page_has_nothing_else_beside_it(url: str, path: str) -> None:
+    assert get(f"{url}{PAGE}{path}").status_code == 404
+
+
+def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
+    assert http_peers.post(f"{url}{PAGE}").status_code == 405
+    etag = get(f"{url}{PAGE}data/fleet.js").headers["etag"]
+    again = get(f"{url}{PAGE}data/fleet.js", headers={"if-none-match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+@browsers
+def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
+    chromium: Browser, made: Site, address: str
+) -> None:
+    found = inventoried({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
+    with seen(made, found):
+        chromium.open(f"{address}#/unknown")
+        chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
+        assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
+    assert chromium.faults == []
+
+
+@contextmanager
+def seen(made: Site, machine: UnknownMachine) -> Iterator[None]:
+    """An instance has seen it; afterwards it has seen nobody, for the site is all tests'."""
+
+    def write(*machines: UnknownMachine) -> None:
+        with Directory.open(made.root, ledger="test") as directory:
+            directory.write_status(render_unknown(UnknownMachines(machines)), BEFORE, UNKNOWN)
+
+    write(machine)
+    try:
+        yield
+    finally:
+        write()
+
+
+@browsers
+def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, address: str) -> None:
+    chromium.open(address)
+    assert chromium.run("document.title") == "gitboot"
+    shown = chromium.text
+    assert "60 of 60 servers" in shown and "web000" in shown
+    assert "boots commit c0ffee00c0ff of main" in shown
+    assert "commit 4f2ab9917c03, by maxReinstalls" in shown and "Gitboot-Ack: 8c1f27ab maxReinstalls" in shown
+    assert shown.index("BmcReached: Silent") < shown.index("2 × Bmc: Stalled") < shown.index("web001, web002")
+    assert HOSTILE in shown and chromium.run("document.images.length") == 0
+    chromium.run("search.value = 'site=fra1'; search.dispatchEvent(new Event('input'))")
+    assert "20 of 60 servers" in chromium.text
+    assert chromium.faults == []
+
+
+@browsers
+def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    first = "document.querySelector('#fleet tbody a').textContent"
+    heads = "[...document.querySelectorAll('#fleet th')]"
+    chromium.run(f"{heads}[0].querySelector('button').click()")
+    assert (chromium.run(first), chromium.run(f"{heads}[0].ariaSort")) == ("web059", "descending")
+    chromium.run("document.querySelectorAll('#ahead button')[2].click()")
+    assert "20 of 60 servers" in chromium.text  # those whose maintenance ends tonight, and who are installed then
+    chromium.press("/")
+    assert chromium.run("document.activeElement.id") == "search"
+    for each in "web03":
+        chromium.type(each)
+    chromium.until("document.body.innerText.includes('4 of 60 servers')")
+    address = chromium.run("location.href")
+    chromium.run("location.hash = '#/servers/web030'")
+    chromium.until("document.querySelector('#view h2')?.textContent === 'web030'")
+    chromium.open(address)
+    assert "4 of 60 servers" in chromium.text and chromium.run(first) == "web039"
+    chromium.run("search.value = 'nobody'; search.dispatchEvent(new Event('input'))")
+    assert "No server is like that." in chromium.text
+    chromium.run("document.querySelector('#none button').click()")
+    chromium.until("document.body.innerText.includes('60 of 60 servers')")
+    assert chromium.faults == []
+
+
+@browsers
+def test_what_is_old_and_what_is_missing_is_said_loudly(chromium: Browser, made: Site, tmp_path: Path) -> None:
+    shutil.copytree(made.root / FOLDER, tmp_path / "page")
+    next((tmp_path / "page/data/shard").iterdir()).unlink()
+    chromium.open(f"file://{tmp_path}/page/index.html")
+    shown = chromium.text
+    assert "Stale the instance has said nothing since" in shown
+    assert "Incomplete 1 of " in shown and "of 60 servers are not shown" in shown
+    assert shown.index("Incomplete") < shown.index("Held")
+
+
+@browsers
+def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
+    expected = {
+        "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
+        "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Who is next in flatcar-stable", "ams1-repair", "lon1-firm"),
+        "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00", "Boot flatcar-3", *_APPROVED),
+        "unknown": ("No machine asked",),
+        "servers/web001": (
+            *("the policy always boots", "debug", "002.yaml:4", "who and when", "Under the maintenance fra1-repair"),
+            *("Changes without another commit", "bmc001.test", "Stalled: none", "gitboot history web001"),
+        ),
+        "servers/nobody": ("Not known",),
+        "servers/%zz": ("60 of 60 servers",),
+    }
+    chromium.open(address)
+    twice = (
+        "Promise.all([load('server/web001'), load('server/web001')]).then((found) => found.map((each) => each?.name))"
+    )
+    assert chromium.run(twice) == ["web001", "web001"]
+    for view, words in expected.items():
+        chromium.run(f"location.hash = '#/{view}'")
+        for each in words:
+            chromium.until(f"document.body.innerText.includes({json.dumps(each)})")
+    assert chromium.faults == []
+
+
+@browsers
+def test_lines_lead_to_the_forge_and_nowhere_else(chromium: Browser, made: Site, url: str) -> None:
+    chromium.open(f"{url}{PAGE}#/servers/web001")
+    chromium.until("document.body.innerText.includes('who and when')")
+    links = set(chromium.run("[...document.querySelectorAll('#view a')].map((each) => each.href)"))
+    outside = {each for each in links if not each.startswith(url)}
+    assert "https://git.test/ops/fleet/blob/test/002.yaml#L4" in outside
+    assert {each.partition("/fleet/")[0] for each in outside} == {"https://git.test/ops"}
+
+
+@browsers
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(chromium: Browser, made: Site, *, dark: bool) -> None:
+    axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
+    rules = "{runOnly: ['color-contrast']}" if dark else "{}"  # the others see no colours
+    chromium.looks(dark=dark)
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    chromium.run(axe + "; 0")
+    for view, title in VIEWS.items():
+        chromium.run(f"location.hash = '#/{view}'")
+        chromium.until(f"(document.querySelector('#view:not([hidden]) h2')?.textContent ?? '') === '{title}'")
+        found = f"axe.run({rules}).then((found) => found.violations.map((each) => [each.id, each.nodes[0].html]))"
+        assert chromium.run(found) == [], view
+    chromium.looks()
+
+
+@browsers
+def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html")
+    chromium.run("document.querySelector('.skip').focus()")
+    chromium.press("Enter")
+    assert chromium.run("document.activeElement.id") == "main"
+    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # what is held, what is ahead, the filters, the table, its heads, a server
+        chromium.press("Tab")
+    assert chromium.run("document.activeElement.textContent") == "web000"
+    assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
+    chromium.press("Enter")
+    chromium.until("document.activeElement.textContent === 'web000' && document.activeElement.tagName === 'H2'")
+    chromium.run("location.hash = '#/'; dispatchEvent(new Event('beforeprint'))")
+    chromium.until("document.querySelectorAll('#fleet tbody a').length === 60")
+    chromium.run("dispatchEvent(new Event('afterprint'))")
+    assert chromium.printed().startswith(b"%PDF")
+
+
+@browsers
+@pytest.mark.parametrize("how", ["from a folder", "served", "without the output"])
+def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
+    rows = "Object.fromEntries([...document.querySelectorAll('#fleet tbody tr:not(.gap)')].map((each) => "
+    rows += "[each.cells[0].innerText, [2, 5, 6].map((number) => each.cells[number].innerText)]))"
+    made = site(installing_fleet(*([] if how == "without the output" else ["pages"])))
+    with made as installs, installs.serve() as url:
+        chromium.open(f"file://{installs.root}/{FOLDER}index.html" if how == "from a folder" else f"{url}{PAGE}")
+        shown = chromium.run(rows)
+        assert [shown[name][:2] for name in ("web01", "web02")] == [
+            ["Installing since 2026-11-20 12:00Z", "boot fetched 12:00Z"],
+            ["Installing since 2026-11-20 12:00Z", "installer started 12:00Z"],
+        ]
+        assert (shown["web03"][0], shown["web04"][0]) == ("Disk", "Network")
+        if how != "without the output":
+            assert shown["web03"][1:] == ["–", "–"]  # a grace ends at 14:00, and the server boots the same disk
+            assert chromium.run("document.querySelector('#ahead button').innerText") == "2\ninstalling now"
+        for name, words in {
+            "web02": (
+                "Installing since 2026-11-20 12:00Z",
+                "Installation Installing since 2026-11-20T12:00:00Z; last step: installer started at 2026-11-20T12:00",
+                "Started",
+            ),
+            "web03": ("Installed image flatcar-1", "Reported", "Provisioned"),
+        }.items():
+            chromium.run(f"location.hash = '#/servers/{name}'")
+            chromium.until(f"document.querySelector('#view h2')?.textContent === '{name}'")
+            text = " ".join(chromium.text.split())
+            assert [each for each in (*words, "Attempt Step Boot fetched") if each not in text] == []
+            assert "undefined" not in text and ("Started" in text) == (name == "web02")
+            assert ("Installing" in text) == (name == "web02")
+        axe = (Path(__file__).parents[1] / "data/axe/axe.min.js").read_text()
+        chromium.run(axe + "; 0")
+        for view in ("", "servers/web02"):
+            chromium.run(f"location.hash = '#/{view}'")
+            chromium.until(f"(document.querySelector('#view:not([hidden]) h2')?.textContent ?? '') === '{view[8:]}'")
+            assert chromium.run("axe.run().then((found) => found.violations.map((each) => each.id))") == [], view
+    assert chromium.faults == []
+
+
+@browsers
+def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: Browser) -> None:
+    """Also a server's page whose heading has the focus, as after a click on its name."""
+    with site(planned(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
+        chromium.open(f"{url}{PAGE}#/servers/web01")
+        chromium.run("location.hash = '#/'")
+        chromium.run("location.hash = '#/servers/web01'")
+        chromium.until("document.activeElement.textContent === 'web01' && document.activeElement.tagName === 'H2'")
+        installs.publish(installing_fleet("pages"))
+        chromium.until("document.querySelector('.lead').innerText.includes('Installing since')")
+        assert chromium.run("document.activeElement.textContent") == "web01"
+    assert chromium.faults == []
+
+
+@browsers
+def test_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html#/changes")
+    chromium.until("document.querySelector('#view svg') !== null")
+    rects = "[...document.querySelectorAll('#view svg rect')]"
+    bars = chromium.run(f"{rects}.map((each) => [each.className.baseVal, each.width.baseVal.value])")
+    track = next(width for kind, width in bars if kind == "track")
+    rows = "".join("|" if kind == "track" else f" {kind}={width / track:.3f}" for kind, width in bars).split("|")[1:]
+    assert [row.split() for row in rows] == [
+        ["reinstalled=0.200", "changed=0.250", "less=0.067", "added=0.033", "removed=0.017"],  # of 60
+        ["reinstalled=0.600"],  # of 20
+        ["changed=0.750", "less=0.200"],
+        ["added=0.100", "removed=0.050"],
+    ]
+
+
+@browsers
+def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_is_stale(chromium: Browser) -> None:
+    true = [{"type": "Ready", "status": True, "reason": "Ready", "message": "", "remedy": None}]
+    hour = timedelta(hours=1)
+    with site(installing_fleet("pages")) as healthy:
+        for written in (datetime.now(UTC) + hour, datetime.now(UTC) - hour):
+            said = {**SHOWN, "attempted": {"problems": [], "held": None}, "conditions": true}
+            healthy.say({**said, "at": format_instant(written)})
+            chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
+            is_stale = "Stale the instance has said nothing since" in chromium.text
+            assert ("Healthy: all conditions are true" in chromium.text) is not is_stale
+            assert is_stale is (written < datetime.now(UTC))
+
+
+@browsers
+def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> None:
+    more = [server(f"web{number:03}", "role: web") for number in range(2, MOST + 2)]
+    with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
+        assert not (large.root / FOLDER).exists()
+        chromium.open(f"{url}{PAGE}")
+        assert f"{MOST + 1} of {MOST + 1} servers" in chromium.text
+        shown = chromium.run("document.querySelector('#fleet tbody tr:nth-child(2) td:nth-child(6)').innerText")
+        assert shown == "not published"  # and not "–", which is never
+        assert 10 < chromium.run("document.querySelectorAll('#fleet tbody a').length") < 100
+        assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MOST + 2)
+        chromium.run("location.hash = '#/images'")
+        chromium.until("document.body.innerText.includes('outputs: [ipxe, grub, pages]')")
+        shutil.rmtree(large.root)  # what is read last stays
+        chromium.run("location.hash = '#/'; refresh()")
+        assert "what is below may be old" in chromium.text
+
+
+def test_the_same_fleet_gives_the_same_files(made: Site, tmp_path: Path) -> None:
+    with site(shown_fleet()) as other:
+        files = {path.relative_to(other.root): path.read_bytes() for path in (other.root / FOLDER).rglob("*.*")}
+    assert len(files) > 60
+    assert files == {path: (made.root / path).read_bytes() for path in files}
+    assert verify(made.root) == () and (made.root / PAGE_DATA / "status.js").exists()

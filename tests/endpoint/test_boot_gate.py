@@ -35,7 +35,7 @@ from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import fill, small_disk
@@ -446,6 +446,19 @@ def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str
     return planned(settings, *documents)
 
 
+SYSTEM_UUID = direct("uki", config="SystemUUID")
+NAMED_CLIENTS = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
+OF_NAMED_CLIENTS = direct("uki", config="SystemUUID", settings=fleet_document(NAMED_CLIENTS))
+WRITES_NO_DISK = planned(
+    SEED[0],
+    server("web01", "role: web"),
+    image("live-1", "configFrom: SystemUUID, userData: Ignition/3.4, writesDisk: false", "uki"),
+    profile("live", "live-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+    policy("web", boots="live", often="Never"),
+    maintenance("repair", "20T20:00 20T22:00", "networkBoot: Once, override: None", boots="live"),
+)
+
+
 def asked_by_dhcp(url: str) -> list[int]:
     """How a DHCP server is answered, by both of its paths."""
     by_address = get(f"{url}/httpboot", headers={"user-agent": "Go-http-client/1.1", "x-forwarded-for": ADDRESS})
@@ -458,7 +471,7 @@ def asked_by_dhcp(url: str) -> list[int]:
     [
         pytest.param(direct("uki"), 404, id="nothing would show that it was booted"),
         pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
-        pytest.param(direct("uki", config="SystemUUID"), 200, id="its data shows it"),
+        pytest.param(SYSTEM_UUID, 200, id="its data shows it"),
     ],
 )
 def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: Fleet, expected: int) -> None:
@@ -472,7 +485,7 @@ def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: F
 
 
 def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
-    here.publish(direct("uki", config="SystemUUID"))
+    here.publish(SYSTEM_UUID)
     with here.serve(trusted_proxies=PROXY) as url:
         assert asked_by_dhcp(url) == [200, 200]
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
@@ -480,31 +493,6 @@ def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
         assert asked_by_dhcp(url) == [404, 404]
         here.now += timedelta(minutes=10)
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("agent", "outcome"),
-    [
-        ("curl/8.5.0", None),
-        ("Wget/1.21", None),
-        ("Ignition/2.15.0", Outcome.SERVED),
-        ("Go-http-client/1.1", Outcome.SERVED),  # Talos
-        ("Cloud-Init/24.1", Outcome.SERVED),
-        ("a system", None),  # or a monitor
-        ("", None),
-    ],
-)
-def test_finding_c6_user_data_that_no_known_system_asks_for_by_a_uuid_is_no_evidence(
-    here: Site, agent: str, outcome: Outcome | None
-) -> None:
-    here.publish(direct("uki", config="SystemUUID"))
-    with here.serve(trusted_proxies=PROXY) as url:
-        for _ in range(2):
-            headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
-            assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
-    found = take(here.spool, {}).observations
-    assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
-    assert {each.outcome for each in found} == {None, outcome}
 
 
 @pytest.mark.parametrize(
@@ -520,7 +508,7 @@ def test_finding_c6_user_data_that_no_known_system_asks_for_by_a_uuid_is_no_evid
 def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_or_a_system(
     here: Site, agent: str, client: str, counts: bool
 ) -> None:
-    here.publish(direct("uki", config="SystemUUID"))
+    here.publish(SYSTEM_UUID)
     with here.serve(trusted_proxies=PROXY) as url:
         assert GIVEN in get(url + ENTRY, headers={**LOADER, "x-forwarded-for": ADDRESS}).text
         headers = {"user-agent": agent, "x-forwarded-for": client}
@@ -533,46 +521,44 @@ def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_o
     ]
 
 
-@pytest.mark.parametrize("agent", ["a system", "curl/8.5.0", ""])
-@pytest.mark.parametrize(("client", "counts"), [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False)])
-def test_user_data_is_evidence_by_each_client_that_the_fleet_names(
-    here: Site, agent: str, client: str, counts: bool
-) -> None:
-    fleet = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
-    here.publish(direct("uki", config="SystemUUID", settings=fleet_document(fleet)))
-    headers = {"user-agent": agent, "x-forwarded-for": client}
-    with here.serve(trusted_proxies=PROXY) as url:
-        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
-    found = take(here.spool, {}).observations
-    assert (Outcome.SERVED in {each.outcome for each in found}) is counts
-    assert {each.is_evidence for each in found} == {counts}
-
-
 @pytest.mark.parametrize(
-    ("agent", "counts"), [("Ignition/2.15.0", True), ("a system", True), ("curl/8.5.0", False), ("", False)]
+    ("fleet", "client", "agent", "counts"),
+    [
+        (SYSTEM_UUID, ADDRESS, "curl/8.5.0", False),
+        (SYSTEM_UUID, ADDRESS, "Wget/1.21", False),
+        (SYSTEM_UUID, ADDRESS, "Ignition/2.15.0", True),
+        (SYSTEM_UUID, ADDRESS, "Go-http-client/1.1", True),  # Talos
+        (SYSTEM_UUID, ADDRESS, "Cloud-Init/24.1", True),
+        (SYSTEM_UUID, ADDRESS, "a system", False),  # or a monitor
+        (SYSTEM_UUID, ADDRESS, "", False),
+        *(
+            (OF_NAMED_CLIENTS, client, agent, client == "10.12.0.13")
+            for client in ("10.12.0.13", "10.12.9.1", "10.13.0.1")
+            for agent in ("a system", "curl/8.5.0", "")
+        ),
+        (WRITES_NO_DISK, ADDRESS, "Ignition/2.15.0", True),
+        (WRITES_NO_DISK, ADDRESS, "a system", True),
+        (WRITES_NO_DISK, ADDRESS, "curl/8.5.0", False),
+        (WRITES_NO_DISK, ADDRESS, "", False),
+    ],
 )
-def test_user_data_of_a_maintenance_that_writes_no_disk_is_evidence_by_a_system(
-    here: Site, agent: str, counts: bool
+def test_finding_c6_user_data_by_a_uuid_is_evidence_by_a_known_system_and_by_each_client_that_the_fleet_names(
+    here: Site, fleet: Fleet, client: str, agent: str, counts: bool
 ) -> None:
-    live = (
-        SEED[0],
-        server("web01", "role: web"),
-        image("live-1", "configFrom: SystemUUID, userData: Ignition/3.4, writesDisk: false", "uki"),
-        profile("live", "live-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
-        policy("web", boots="live", often="Never"),
-        maintenance("repair", "20T20:00 20T22:00", "networkBoot: Once, override: None", boots="live"),
-    )
-    here.publish(planned(*live))
+    """If the boot writes no disk, any name of a system is enough."""
+    here.publish(fleet)
     with here.serve(trusted_proxies=PROXY) as url:
-        headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
-        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+        for _ in range(2):
+            headers = {"user-agent": agent, "x-forwarded-for": client}
+            assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
     found = take(here.spool, {}).observations
-    assert found != []
+    assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
     assert (Outcome.SERVED in {each.outcome for each in found}) is counts
+    assert fleet is not OF_NAMED_CLIENTS or {each.is_evidence for each in found} == {counts}
 
 
 def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:
-    here.publish(direct("uki", config="SystemUUID"))
+    here.publish(SYSTEM_UUID)
     with here.serve(records=False) as url:
         found = get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"})
     assert (found.status_code, found.headers["retry-after"], found.content) == (503, "5", b"")

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.endpoint.boot_responses import Answers, NamedAnswers
+from gitboot.controller.bmcs.desired_state import media_urls
+from gitboot.endpoint.boot_responses import Answer, Answers, NamedAnswers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.access_logs import Ignored, read
 from gitboot.fetchlog.log_entries import Observation, parse_query
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
+from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.boot_limits import Stoppage
-from tests.helpers import http_peers
-from tests.helpers.endpoints import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
+from gitboot.resolve.provisioning_record import Record
+from tests.helpers import endpoints, http_peers
+from tests.helpers.cases import for_each
+from tests.helpers.endpoints import (
+    ADDRESS,
+    BEFORE,
+    LOADER,
+    PROXY,
+    TEMPLATES,
+    Fleet,
+    Site,
+    eventually,
+    get,
+    planned,
+    site,
+)
 from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.git_repositories import program
 from tests.helpers.mirrors import Mirror, broken, caddy, nginx
 
 Logged = Observation | UnknownMachine | Ignored
@@ -453,3 +474,173 @@ def test_data_and_first_scripts_at_a_mirror(client: httpx.Client) -> None:
 def test_a_mirror_has_one_404_for_who_is_not_known_there(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"", "no-store")
+
+
+_FOLDER = TemporaryDirectory()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tree() -> Iterator[None]:
+    Site(ROOT).publish()
+    yield
+    _FOLDER.cleanup()
+
+
+ROOT = Path(_FOLDER.name) / "output"
+
+
+def look(path: str, client: str | None = None) -> Answer | None:
+    return Answers(PublishedTree(ROOT, lambda: BEFORE)).find(path, lambda: client, BEFORE)
+
+
+CONTENTS = {file.content for file in endpoints.FLEET.boot_files.values()}
+
+
+@given(st.text() | st.from_regex(r"/(v1/boot|ipxe|ignition|httpboot|ops|o|\.\.)/[^/]*(/[^/]*){0,3}"))
+def test_only_files_of_boot_are_ever_found(path: str) -> None:
+    found = look(path)
+    assert found is None or bytes(found.reply.body) in CONTENTS
+
+
+def in_any_case(text: str) -> st.SearchStrategy[str]:
+    return st.lists(st.booleans(), min_size=len(text), max_size=len(text)).map(
+        lambda upper: "".join(c.upper() if up else c for c, up in zip(text, upper, strict=True))
+    )
+
+
+def assert_is(path: str, other: str) -> None:
+    found = look(path)
+    assert found is not None
+    assert bytes(found.reply.body) == endpoints.FLEET.boot_files[other].content
+
+
+@given(in_any_case(MAC.replace("-", "")), st.sampled_from([("", 2), ("-", 2), (":", 2), (".", 4)]))
+def test_a_mac_address_is_found_in_any_notation(digits: str, notation: tuple[str, int]) -> None:
+    separator, width = notation
+    mac = separator.join(digits[i : i + width] for i in range(0, 12, width))
+    assert_is(f"/v1/boot/{mac}/boot.ipxe", ENTRY)
+
+
+@given(st.sampled_from([UUID, swapped(SystemUuid(UUID))]).flatmap(in_any_case))
+def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
+    for folder, suffix in (("ipxe", ""), ("ignition", ""), ("httpboot", ".json")):
+        assert_is(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
+
+
+@for_each("client", [None, "", "10.12.0.99", "web01", UUID])
+def test_httpboot_knows_servers_by_address_only(client: str | None) -> None:
+    assert look("/httpboot", client) is None
+    assert look("/httpboot", ADDRESS) is not None
+
+
+KEYS: Final = TokenKeys(b"a key of this test")
+REPORT: Final = "#cloud-config\nphone_home: {url: '{{ urls.provisioned }}'}\n"
+
+
+def _fleet(format: str = "CloudInit", text: str = REPORT, record: Record | None = None) -> Fleet:
+    documents = (
+        fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
+        server("web01", spec="provision: 1"),
+        image("flatcar-1", f"configFrom: Medium, userData: {format}", "iso"),
+        profile("web", "flatcar-1", f"userData: {{format: {format}, template: t}}", method="VirtualMedia"),
+        policy("web", often="Once"),
+    )
+    return planned(*documents, templates={"t": text}, keys=KEYS, records={"web01": record or Record()})
+
+
+def _path(found: Fleet) -> str:
+    _, url = media_urls(found.servers["web01"].plan, KEYS)
+    assert url is not None
+    return url.removeprefix("http://boot.test")
+
+
+@pytest.fixture(scope="module")
+def medium() -> Iterator[tuple[Site, str]]:
+    found = _fleet()
+    with site(found) as made:
+        yield made, _path(found)
+
+
+def _files(content: bytes, folder: Path) -> dict[str, str]:
+    made, out = folder / "fetched.iso", folder / "out"
+    made.write_bytes(content)
+    command = [program("xorriso", "xorriso"), "-osirrox", "on", "-indev", f"stdio:{made}", "-extract", "/", str(out)]
+    subprocess.run(command, check=True, capture_output=True)
+    return {str(each.relative_to(out)): each.read_text() for each in out.rglob("*") if each.is_file()}
+
+
+def test_a_bmc_is_given_the_medium_and_that_says_nothing_of_the_machine(
+    medium: tuple[Site, str], tmp_path: Path
+) -> None:
+    made, path = medium
+    with made.serve() as url:
+        found = get(url + path)
+        assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.efi-iso")
+        report = _files(found.content, tmp_path)["user-data"].partition("http://boot.test")[2].partition("'")[0]
+        assert made.observed() == []
+        assert get(url + report).status_code == 204, "the system on it reports by a token that is known"
+        assert [each.path for each in made.observed()] == [f"boot{report}"]
+    assert sorted(_files(found.content, tmp_path)) == ["meta-data", "user-data", "vendor-data"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "which"),
+    [
+        ("bytes=0-", 206, slice(0, None)),
+        ("bytes=32768-34815", 206, slice(32768, 34816)),
+        ("bytes=2048-99999999", 206, slice(2048, None)),
+        ("bytes=-2048", 206, slice(-2048, None)),
+        ("bytes=99999999-", 416, slice(0, 0)),
+        ("bytes=0-1, 4-5", 200, slice(0, None)),
+        ("sectors=1-2", 200, slice(0, None)),
+    ],
+)
+def test_it_is_read_in_parts(medium: tuple[Site, str], asked: str, status: int, which: slice[int | None]) -> None:
+    made, path = medium
+    with made.serve() as url:
+        whole = get(url + path)
+        part = get(url + path, headers={"range": asked})
+    assert whole.headers["accept-ranges"] == "bytes"
+    assert (part.status_code, part.content) == (status, whole.content[which])
+    if status == 206:
+        start, end, _ = which.indices(len(whole.content))
+        assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{len(whole.content)}"
+
+
+def test_nobody_finds_it_by_what_git_says(medium: tuple[Site, str]) -> None:
+    """As user data of a boot that ends: by a key that the instance alone has."""
+    made, path = medium
+    state = _fleet().servers["web01"]
+    assert state.plan is not None and state.plan.data is not None
+    assert state.plan.data not in path and "/o/" not in path
+    with made.serve() as url:
+        assert get(f"{url}/media/{state.plan.uuid}/{state.plan.data}/user-data.iso").status_code == 404
+
+
+def test_it_is_gone_with_the_user_data() -> None:
+    done = Record(provision=1, image="flatcar-1", evidence="Reported", provisioned_at=BEFORE - timedelta(minutes=1))
+    found = _fleet()
+    assert [path for path in found.boot_files if path.endswith(".iso")] == [_path(found)]
+    with site(found) as made, made.serve() as url:
+        assert get(url + _path(found)).status_code == 200
+        after = _fleet(record=done)
+        made.publish(after)
+        assert (made.root / MANIFEST).exists()
+        assert [path for path, turns in after.servers["web01"].published.paths.items() if "/media/" in path] == []
+        assert get(url + _path(found)).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "names"),
+    [
+        ("Kickstart", "text\n", ["ks.cfg"]),
+        ("AutoYaST", '<profile xmlns="http://www.suse.com/1.0/yast2ns"/>', ["autoinst.xml"]),
+        ("Combustion", "#!/bin/bash\n", ["combustion/script"]),
+        ("Ignition/3.4", '{"ignition": {"version": "3.4.0"}}', ["ignition/config.ign"]),
+        ("Talos", "version: v1alpha1\nmachine:\n  type: worker\n", ["meta-data", "user-data"]),
+    ],
+)
+def test_each_format_is_where_its_systems_look(tmp_path: Path, format: str, text: str, names: list[str]) -> None:
+    found = _fleet(format, text)
+    files = _files(found.boot_files[_path(found)].content, tmp_path)
+    assert sorted(files) == names and text in files.values()

@@ -23,7 +23,7 @@ from gitboot.jsonio import facts
 from gitboot.problems import Code
 from gitboot.render.paths import CHECK, CHECKER, kind_of
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Seen
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
 from tests.helpers.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server

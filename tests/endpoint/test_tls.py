@@ -22,7 +22,7 @@ from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket
-from tests.endpoint.test_server_workers import workers_of
+from tests.endpoint.test_server import workers_of
 from tests.helpers.endpoints import BEFORE, ENTRY, Site, connect, get, site
 from tests.helpers.fleets import SEED
 from tests.helpers.forked_commands import captured

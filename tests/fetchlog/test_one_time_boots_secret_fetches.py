@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_the_first_eleven_fetches_are_recorded_at_once_and_then_one_line_a_minut
     lines = [each for each in found if each is not None]
     assert found[: MOST_FETCHES + 1] == [fetch("10.0.0.66")] * (MOST_FETCHES + 1)
     assert len(lines) == MOST_FETCHES + 1 + 16  # 1,000 seconds
-    assert sum(each.times for each in (*lines, *repeated.rest())) == 10_000
+    assert sum(each.times for each in (*lines, *repeated.due(inf))) == 10_000
 
 
 def test_what_waits_is_recorded_a_minute_later_though_nobody_fetches_again() -> None:
@@ -108,7 +109,7 @@ def test_many_secrets_take_no_more_memory_and_lose_no_fetch() -> None:
         for _ in range(13):
             lines += repeated.take(fetch("10.0.0.1", server=f"web{number}"), 0.0) is not None
     assert len(repeated._secrets) == RepeatedFetches._MOST
-    assert lines + sum(each.times for each in repeated.rest()) == 6000 * 13
+    assert lines + sum(each.times for each in repeated.due(inf)) == 6000 * 13
 
 
 def test_what_could_not_be_recorded_comes_with_the_next_fetch() -> None:

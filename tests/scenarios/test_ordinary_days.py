@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server
 from tests.helpers.git_repositories import free_port, program

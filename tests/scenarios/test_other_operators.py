@@ -32,6 +32,8 @@ from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
+from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.commit_judgement import Advance
 from gitboot.controller.records.install_boots import offer_of
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
@@ -314,7 +316,7 @@ class Lifetime:
         commit = self.commit()
         servers = commit.decisions.servers
         came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
-        self.learn(Batch(commit=commit, changed=tuple(servers), introduced=came))
+        self.learn(Batch(commit=commit, changed=tuple(servers), attempt=Attempt(steps=Advance(introduced=came))))
         return servers["web01"]
 
     def commit(self) -> Commit:

@@ -26,20 +26,17 @@ from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch, row_of
 from gitboot.bmc.redfish.resources import Resource, observe, read_clock, reset_types, slot_of, starts_only_signed
 from gitboot.bmc.redfish.transport import (
+    ANY,
     MAX_REDIRECTS,
-    AddressRefused,
     BmcAdapter,
-    BmcTooSlow,
-    CertificateChanged,
     Login,
     Reach,
-    RedirectedElsewhere,
+    RequestGivenUp,
     if_match_values,
-    is_conditional,
     origin_of,
     read_etags,
 )
-from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.http_client import tls_context
 
 _ROOT = "/redfish/v1/"
@@ -143,7 +140,15 @@ class BmcConnection:
                 raise BmcRejected(f"{self._address} has not one system, but {found}: name it in bmc.system")
             self._system = paths[0]
         system = self.read(self._system)
-        return observe(system, self._settings_with_override(system))
+        # iDRAC 10, AMI and BlueField have overrides in the Settings resource.
+        path = system.link("@Redfish.Settings", "SettingsObject")
+        if path is None or path == self._settings_without_override:
+            return observe(system, None)
+        settings = self.read(path)
+        if TARGET in settings.boot:
+            return observe(system, settings)
+        self._settings_without_override = path
+        return observe(system, None)
 
     def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed:
         """Read the Manager's clock, too, in one more request; a BMC that shows none is as it was seen."""
@@ -186,17 +191,6 @@ class BmcConnection:
             raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
         self.post(path, {"ResetType": type})
 
-    def _settings_with_override(self, system: Resource) -> Resource | None:
-        """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
-        path = system.link("@Redfish.Settings", "SettingsObject")
-        if path is None or path == self._settings_without_override:
-            return None
-        settings = self.read(path)
-        if TARGET in settings.boot:
-            return settings
-        self._settings_without_override = path
-        return None
-
     def is_redfish(self) -> bool:
         """Return whether a Redfish service answers. Asks without credentials, as every service allows."""
         url, connector = f"{self._address}{_ROOT}", self._connector
@@ -232,7 +226,7 @@ class BmcConnection:
         answer = ""
         with self._door("PATCH", path) as own:
             for if_match in if_match_values(etags):
-                if (len(refused) == 1 or not is_conditional(if_match)) and has_changed():
+                if (len(refused) == 1 or if_match in (ANY, None)) and has_changed():
                     raise self._changed(own, answer, "the BMC has changed since it was read", refused)
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own, data=body, headers=headers)
@@ -303,17 +297,12 @@ class BmcConnection:
 
 
 def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
-    """Return the error of gitboot for what came instead of an answer."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BmcRejected(f"{request}: certificate refused: {cause.verify_message}")
-        if isinstance(cause, AddressRefused):
-            return BmcNotTrusted(f"{request}: {cause}")
-        if isinstance(cause, RedirectedElsewhere | CertificateChanged):
-            return BmcRejected(f"{request}: {cause}")
-        if isinstance(cause, BmcTooSlow):
-            return BmcUnreachable(f"{request}: {cause}")
+        if isinstance(cause, RequestGivenUp):
+            return cause.meaning(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
         cause = cause.__cause__ or cause.__context__
@@ -333,7 +322,6 @@ def _resource(response: Response) -> Resource:
 
 
 def _reason(error: exceptions.HTTPError) -> str:
-    """Return why a BMC refused a request, in its own words."""
     return _detail(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 

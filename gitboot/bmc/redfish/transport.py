@@ -25,7 +25,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
 from gitboot.bmc.credentials import Credentials, Sign
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
+from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.http_client import (
     MAX_ANSWER_BYTES,
     LimitedConnection,
@@ -40,24 +40,12 @@ JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
 _CHUNK_BYTES = 64 * 1024
 
 
-class RedirectedElsewhere(RequestException):
-    """A redirect that gitboot does not follow: to another host, port or scheme, or from a write to a GET."""
+class RequestGivenUp(RequestException):
+    """A request that gitboot itself gave up. ``meaning`` is the error of gitboot for it."""
 
-
-class BmcTooSlow(RequestException):
-    """The requests of one job took longer than all of them may take."""
-
-
-class BodyTooLarge(RequestException):
-    """An answer of more than ``MAX_ANSWER_BYTES``."""
-
-
-class AddressRefused(RequestException):
-    """A name whose addresses are none at which the credentials may be used."""
-
-
-class CertificateChanged(RequestException):
-    """A BMC that shows another certificate than at first contact, and no authority says that it may."""
+    def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
+        self.meaning = meaning
+        super().__init__(message)
 
 
 @dataclass(slots=True)
@@ -91,12 +79,13 @@ class Reach:
             self.is_ending = False
 
     def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
-        """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed, and OSError."""
+        """The addresses of a host, as they are now; raises `RequestGivenUp` where none is allowed, and OSError."""
         found = look_up(host, port, limits)
         allowed = [each for each in found if self.allowed(ip_address(each))]
         if not allowed:
             where = f" is at {', '.join(found)}, which" if [host] != found else ""
-            raise AddressRefused(f"{host}{where} is no address at which these credentials may be used (access.toml)")
+            message = f"{host}{where} is no address at which these credentials may be used (access.toml)"
+            raise RequestGivenUp(BmcNotTrusted, message)
         return allowed
 
     @contextmanager
@@ -113,30 +102,31 @@ class Reach:
             self.ends_s = None
 
     def left_s(self) -> float:
-        """Return how many seconds the next request may take. Raises `BmcTooSlow` if the time of the job is over."""
+        """Return how many seconds the next request may take. Raises `RequestGivenUp` if the time of the job is over."""
         left_s = math.inf if self.ends_s is None else self.ends_s - time.monotonic()
         if left_s <= 0:
-            raise BmcTooSlow(f"its answers to a job took more than {self.total_s:g} s in all")
+            raise RequestGivenUp(BmcUnreachable, f"its answers to a job took more than {self.total_s:g} s in all")
         return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
-        """Raise `CertificateChanged` where it is none that is named, or, where nobody has verified it, another."""
+        """Raise `RequestGivenUp` where it is none that is named, or, where nobody has verified it, another."""
         shown, known = hashlib.sha256(certificate).hexdigest(), self.certificate or self.seen
         for name in self.named:
             if name != shown:
-                raise CertificateChanged(f"the certificate has to be {name}, and is {shown}")
+                raise RequestGivenUp(BmcRejected, f"the certificate has to be {name}, and is {shown}")
         if is_verified or self.is_vouched_for:
             return
         if known not in (None, shown):
-            raise CertificateChanged(f"the certificate changed: it was {known}, and is {shown}")
+            raise RequestGivenUp(BmcRejected, f"the certificate changed: it was {known}, and is {shown}")
         self.seen = shown
 
 
 _ONLY_READ: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
+# DSP0266 13.3.4.2: without a slash at its end, and open to all. It has who is logged in, and nothing of the machine.
+SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
 MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
-_SESSIONS: Final = "/SessionService/Sessions"  # DSP0266 13.3.4.2: who is logged in, and nothing of the machine
 
 
 class BmcAdapter(HTTPAdapter):
@@ -185,7 +175,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _ONLY_READ:
-            self._reach.check_fence(changes_nothing=_SESSIONS in (request.url or ""))
+            self._reach.check_fence(changes_nothing=SESSIONS in (request.url or ""))
         with limited(limits):
             limits.begin_answer()
             try:
@@ -196,8 +186,14 @@ class BmcAdapter(HTTPAdapter):
             try:
                 _refuse_redirect(request, response)
                 limits.begin_body(MAX_ANSWER_BYTES)
-                _read_whole(response)
-                _drop_strange_error(response)
+                body = bytearray()
+                for chunk in response.iter_content(_CHUNK_BYTES):
+                    body += chunk
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise RequestGivenUp(BmcUnreachable, f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+                # Where requests itself keeps a body that it has read.
+                response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
+                response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
             except BaseException:
                 response.close()
                 raise
@@ -212,7 +208,7 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
-    """Raise `RedirectedElsewhere` for a redirect to another origin, and for one that would turn a write into a GET."""
+    """Raise `RequestGivenUp` for a redirect to another origin, and for one that would turn a write into a GET."""
     if not response.is_redirect:
         return
     try:
@@ -222,7 +218,7 @@ def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
     if not is_own or (request.method not in _ONLY_READ and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
         message = f"{response.status_code}: redirected to {location}, where gitboot does not follow"
-        raise RedirectedElsewhere(message, request=request, response=response)
+        raise RequestGivenUp(BmcRejected, message)
 
 
 def _target(request: PreparedRequest, response: Response) -> str:
@@ -237,34 +233,21 @@ def origin_of(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _read_whole(response: Response) -> None:
-    body = bytearray()
-    for chunk in response.iter_content(_CHUNK_BYTES):
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise BodyTooLarge(f"an answer of more than {MAX_ANSWER_BYTES} bytes", response=response)
-    # Where requests itself keeps a body that it has read.
-    response._content = bytes(body)
-    response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
-
-
-def _drop_strange_error(response: Response) -> None:
-    """Empty the body of an error that gitboot judges by its status, if sushy could not read that body.
+def _is_strange_error(status: int, body: bytes) -> bool:
+    """Return whether gitboot judges an error by its status, and sushy could not read its body.
 
     sushy expects the shape of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
     """
-    if response.status_code not in _JUDGED_BY_STATUS:
-        return
+    if status not in _JUDGED_BY_STATUS:
+        return False
     try:
-        error = json.loads(response.content).get("error", {})
+        error = json.loads(body).get("error", {})
         info = error.get("@Message.ExtendedInfo") or [{}]
-        is_strange = not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
+        return not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
     except (AttributeError, TypeError, RecursionError):
-        is_strange = True
+        return True
     except ValueError:  # no JSON, which sushy expects
-        return
-    if is_strange:
-        response._content = b""
+        return False
 
 
 class _Connection(LimitedConnection):
@@ -303,41 +286,22 @@ def _pool(kind: Callable[..., Any], connection: Callable[..., Any], reach: Reach
 ANY: Final = "*"  # any state of the resource, RFC 9110, 13.1.1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EtagForm:
-    """One way to write an ETag in If-Match."""
-
-    name: str
-    source: str  # who reports BMCs that accept this form
-    write: Callable[[str], str]  # the ETag as the BMC sent it -> the value of If-Match
-
-
 def _opaque(etag: str) -> str:
     """Return what an ETag has between its quotes, however many there are."""
     return etag.removeprefix("W/").strip("\"'\\ ")
 
 
-# In the order in which gitboot sends them. Each form is written for the ETag of the header, then for that of the body.
-ETAG_FORMS: Final = (
-    # The header comes first: DSP0266 requires it, and @odata.etag is optional. Some BMCs accept only @odata.etag:
-    # their header has the quotes twice (pull request 3268).
-    EtagForm(
-        name="as the BMC sent it",
-        source="RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268",
-        write=lambda etag: etag,
-    ),
-    # If-Match is compared strongly, so some BMCs refuse the weak ETags that they send themselves.
-    EtagForm(
-        name="strong, in one pair of quotes",
-        source="RFC 9110, 13.1.1; openstack/sushy, Connector._etag_handler;"
-        " ansible-collections/community.general pull request 6434",
-        write=lambda etag: f'"{_opaque(etag)}"',
-    ),
-    EtagForm(
-        name="without quotes",
-        source="stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296",
-        write=_opaque,
-    ),
+# How to write an ETag in If-Match, in the order in which gitboot sends the forms. Each form is written for the ETag of
+# the header, then for that of the body. The header comes first: DSP0266 requires it, and @odata.etag is optional. Some
+# BMCs accept only @odata.etag: their header has the quotes twice.
+_ETAG_FORMS: Final[tuple[Callable[[str], str], ...]] = (
+    # As the BMC sent it: RFC 9110, 13.1.1; ansible-collections/community.general pull request 3268.
+    str,
+    # Strong, in one pair of quotes. If-Match is compared strongly, so some BMCs refuse the weak ETags that they send
+    # themselves: openstack/sushy, Connector._etag_handler; ansible-collections/community.general pull request 6434.
+    lambda etag: f'"{_opaque(etag)}"',
+    # Without quotes: stmcginnis/gofish pull request 275; ansible-collections/community.general pull request 3296.
+    _opaque,
 )
 
 
@@ -358,16 +322,10 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     # Some BMCs refuse every ETag (ansible-collections/community.general issue 11261), or every If-Match
     # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler ends without If-Match, too.
     known = tuple(etags)
-    yield from dict.fromkeys(form.write(etag) for form in ETAG_FORMS for etag in known)
+    yield from dict.fromkeys(write(etag) for write in _ETAG_FORMS for etag in known)
     yield from (ANY, None) if known else (None, ANY)
 
 
-def is_conditional(if_match: str | None) -> bool:
-    """Return whether the BMC refuses a request with this If-Match if the resource has changed."""
-    return if_match not in (ANY, None)
-
-
-SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
 _NOT_AGAIN_FOR_S: Final = 3600  # after a session could not be opened, or its token was not accepted
 _LOGOUT_S: Final = 2
@@ -509,7 +467,6 @@ class Login:
 
 
 def _is_401(failure: BmcRejected) -> bool:
-    """Return whether a BMC refused the user name or the password of a login."""
     cause = failure.__cause__
     return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
 

@@ -46,17 +46,26 @@ def prepare_subcommand(
     commit_workers: int | None,
 ) -> None:
     """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
-    from gitboot.controller.instance.standby_tree import StandbyPlace, prepare
+    from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
+    from gitboot.controller.instance.standby import prepare
     from gitboot.evaluator.protocol import Allowance
 
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     os.nice(_NICE)
     tell_what_is_logged()
-    place = StandbyPlace(output=output, state=state, spool=spool, site=site, looks=looks, output_group=output_group)
-    allowance = Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers)
+    settings = Settings(
+        output=output,
+        state=state,
+        git=GitSettings(repository=""),  # the standby fetches
+        allowance=Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers),
+        output_group=output_group,
+        site=site,
+        artifacts=ArtifactSettings(check=CheckAssets.HEAD if looks else CheckAssets.OFF),
+        spool=spool,
+    )
     try:
-        done = prepare(place, allowance=allowance, clock=_clock, warn=_warn)
+        done = prepare(settings, clock=_clock, warn=_warn)
     except GitbootError as error:
         _hand_over("NotPrepared", f"{error}; it is tried again", is_warning=not isinstance(error, NotYetDone))
         raise click.exceptions.Exit(exit_of(error)) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import raise_limits, reap_orphans, uncollected
 from gitboot.cli.commands.prepare_tree import prepare_command
 from gitboot.cli.commands.serve import worker_command
@@ -72,7 +70,8 @@ from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
-    from gitboot.controller.forge import Verdicts
+    from gitboot.controller.instance.assembly import Instance
+    from gitboot.controller.loop import Bell, Loop
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -481,42 +480,18 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
     with uncollected():  # what modules make stays
-        from gitboot.controller.forge import telling, witness_of
-        from gitboot.controller.instance.assembly import running
-        from gitboot.controller.loop import Audience, Bell, Loop
-        from gitboot.controller.notifications import notifying
+        from gitboot.controller.loop import Bell, watched
 
     bell = Bell()
-    with (
-        telling(settings, bell.ring, patience_s=_LAST_TELLING_S) as verdicts,
-        ExitStack() as stack,
-    ):
-        with uncollected():  # what is read of a ledger stays
-            acting = running(
-                settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts), lost=bell.end
-            )
-            instance, source = stack.enter_context(acting)
-            gc.freeze()  # the collector would look through it again and again
-        identity = instance.store.progress[0]
-        forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
-        notices = stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=_LAST_TELLING_S))
-        loop = Loop(
-            *(instance.reconciler, source),
-            poll_s=settings.poll_s,
-            clock=_clock,
-            tell=tell,
-            bell=bell,
-            keeping=keeping,
-            audience=Audience(forge=forge, notices=notices),
-        )
+    with _loop(settings, bell, patience_s=_LAST_TELLING_S) as (instance, loop):
         reap_orphans(loop.wait)
         end_by_signal(loop.stop, within_s=_LONGEST_END_S)
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
         with (
-            watched(settings.spool, bell.ring),
-            watched(settings.bmc.credentials, bell.ring, below=True),
+            watched(settings.spool, wake=bell.ring, below=False),
+            watched(settings.bmc.credentials, wake=bell.ring),
             serving(settings, access, ledger or "", bell.ring) as endpoints,
         ):
             loop.run(serving=endpoints)
@@ -531,37 +506,52 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
     return bell.is_over
 
 
-def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | None:
-    """What an instance tells of each commit, to whom there is."""
-    from gitboot.controller.forge import verdicts_of
-
-    return (lambda status, change: verdicts.note(verdicts_of(status, change))) if verdicts is not None else None
-
-
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
-    from gitboot.controller.forge import telling, witness_of
-    from gitboot.controller.instance.assembly import running
-    from gitboot.controller.loop import Audience, Loop
-    from gitboot.controller.notifications import notifying
+    from gitboot.controller.loop import Bell
 
-    with (
-        telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
-        running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
-    ):
+    with _loop(settings, Bell(), patience_s=_LONGEST_TELLING_S, wait=True) as (instance, loop):
+        with uncollected():  # the process ends after it
+            loop.once()
+        return _exit_of(instance.reconciler.status)
+
+
+@contextmanager
+def _loop(settings: Settings, bell: Bell, *, patience_s: float, wait: bool = False) -> Iterator[tuple[Instance, Loop]]:
+    """Yield an instance and its loop, which tells the forge and the receivers of notices.
+
+    ``patience_s`` is how long these may take at the end. With ``wait``, an evaluation is waited for.
+    """
+    with uncollected():  # what modules make stays
+        from gitboot.controller.forge import telling, verdicts_of, witness_of
+        from gitboot.controller.instance.assembly import running
+        from gitboot.controller.loop import Loop
+        from gitboot.controller.notifications import notifying
+
+    with telling(settings, bell.ring, patience_s=patience_s) as verdicts, ExitStack() as stack:
+
+        def judge(status: Status, change: int) -> None:
+            if verdicts is not None:
+                verdicts.note(verdicts_of(status, change))
+
+        with uncollected():  # what is read of a ledger stays
+            acting = running(settings, tell=tell, clock=_clock, wake=bell.ring, wait=wait, judged=judge, lost=bell.end)
+            instance, source = stack.enter_context(acting)
+            gc.freeze()  # the collector would look through it again and again
         identity = instance.store.progress[0]
-        forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
-        notified = notifying(settings, identity, _clock, lambda: None, patience_s=_LONGEST_TELLING_S)
-        with notified as notices, uncollected():  # the process ends after it
+        yield (
+            instance,
             Loop(
                 *(instance.reconciler, source),
                 poll_s=settings.poll_s,
                 clock=_clock,
                 tell=tell,
+                bell=bell,
                 keeping=keeping,
-                audience=Audience(forge=forge, notices=notices),
-            ).once()
-        return _exit_of(instance.reconciler.status)
+                forge=witness_of(verdicts, source, instance.store) if verdicts is not None else None,
+                notices=stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=patience_s)),
+            ),
+        )
 
 
 def _dry_run(settings: Settings) -> Exit:
@@ -649,31 +639,3 @@ def serving(
             return replace(found, certificate=certificate.failure)
 
         yield how_they_fare
-
-
-@contextmanager
-def watched(folder: Path | None, wake: Callable[[], None], *, below: bool = False) -> Iterator[None]:
-    """Call ``wake`` when something is written in a folder, as long as the block runs; the poll is the guarantee.
-
-    ``below``: or in one below it.
-    """
-    import watchfiles
-
-    if folder is None:
-        yield
-        return
-    ended = threading.Event()
-
-    def keep_waking() -> None:
-        for _ in watchfiles.watch(
-            folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=below
-        ):
-            wake()
-
-    thread = BackgroundThread(keep_waking, name=f"watch-{folder.name}")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(timeout_s=1)

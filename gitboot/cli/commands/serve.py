@@ -268,7 +268,7 @@ def _work(
         if len(plain) > 1 and clients.certificate is not None:
 
             def refuse() -> None:
-                endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
+                endpoint.strangers[Stranger.HANDSHAKE] += 1
 
             encrypted = EncryptedSocket(plain.pop(), clients.certificate.context, endpoint.limits, refuse)
         server = stack.enter_context(EndpointServer(endpoint, *plain, encrypted=encrypted))

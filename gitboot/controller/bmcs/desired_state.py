@@ -65,7 +65,6 @@ class PowerPlan:
 
     @property
     def turn(self) -> str:
-        """When its turn comes, in words."""
         if self.maintenance is None:
             return "at once"
         among = f" in {self.group}" if self.group is not None else ""

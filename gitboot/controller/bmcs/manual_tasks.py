@@ -33,7 +33,7 @@ from gitboot.bmc.power_steps import (
     NotSwitched,
     PowerAction,
     PowerStep,
-    Send,
+    ResetType,
     SwitchStep,
     marks_that_move,
     next_power,
@@ -100,7 +100,6 @@ class Subject(BmcTask):
 
     @property
     def evidence(self) -> str:
-        """The evidence for the planned boot, in a word or two."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.unseen else "unknown"
@@ -207,7 +206,6 @@ class Inspection:
 
     @property
     def why(self) -> str:
-        """The reason for what comes next, in words."""
         if self.failure is not None:
             why, name = str(self.failure), self.subject.bmc.credentials
             return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
@@ -259,7 +257,6 @@ class Inspection:
 
     @property
     def next(self) -> str:
-        """The next step, in a word, or why there is none."""
         if self.failure is not None:
             return next(word for kind, word in _FAILED.items() if isinstance(self.failure, kind))
         if isinstance(self.step, Leave) and self.reset_to_come is not None:
@@ -478,7 +475,7 @@ class Powered:
 
     @property
     def would_send(self) -> bool:
-        return isinstance(self.step, Send)
+        return isinstance(self.step, ResetType)
 
     @property
     def failed(self) -> bool:
@@ -486,8 +483,7 @@ class Powered:
 
     @property
     def words(self) -> str:
-        """What is done, or why it is not."""
-        return str(self.step.type) if isinstance(self.step, Send) else self.step.why
+        return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
         plan = self.subject.plan
@@ -498,8 +494,8 @@ class Powered:
             "power": self.seen.power if self.seen is not None else None,
             "phase": plan.phase if plan is not None else None,
             "writesDisk": plan.writes_disk if plan is not None else None,
-            "resetType": self.step.type if isinstance(self.step, Send) else None,
-            "why": None if isinstance(self.step, Send) else self.step.why,
+            "resetType": self.step if isinstance(self.step, ResetType) else None,
+            "why": None if isinstance(self.step, ResetType) else self.step.why,
             "sent": self.sent,
         }
 
@@ -525,14 +521,14 @@ def switch(
         identified = subject.identify(seen, known_at(subject.pinned, subject.bmc.place))
         step = next_power(action, seen, identified, force=force)
         powered = Powered(subject=subject, seen=seen, step=step)
-        if not send or not isinstance(step, Send):
+        if not send or not isinstance(step, ResetType):
             return powered
         try:
-            bmc.reset(step.type, seen)
+            bmc.reset(step, seen)
         except (BmcBusy, BmcRejected) as error:
             return replace(powered, step=NotSwitched(why=str(error)))
         except BmcUnreachable as error:
-            why = f"{error}: whether it has taken {step.type} is not known; look before you ask again"
+            why = f"{error}: whether it has taken {step} is not known; look before you ask again"
             return replace(powered, step=NotSwitched(why=why), sent=None)
         return replace(powered, sent=True)
 

@@ -71,7 +71,6 @@ class BmcState:
         return self.outcome is Outcome.STALLED and not self.answered
 
     def reason(self, at: datetime) -> str:
-        """Return the reason of the BMC's condition, in one word."""
         late = self.late_since is not None and at - self.late_since >= OVERDUE
         return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
 
@@ -236,7 +235,6 @@ def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, b
 
 
 def _update_task(task: BmcTask, knowledge: Knowledge, schedule: Schedule) -> BmcTask:
-    """Return a task with what is known at this moment."""
     uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
     has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
     return replace(

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 from gitboot.artifacts.availability import ArtifactWatch, Lookout, ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
@@ -32,7 +32,7 @@ from gitboot.controller.instance.git_source import (
     source_of,
     trust_of,
 )
-from gitboot.controller.instance.settings import CheckAssets, Clock, GitSettings, Settings, Tell
+from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance.state_directory import (
     check_acts,
     check_spool_rights,
@@ -43,9 +43,8 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
-from gitboot.controller.reconcile import Reconciler
+from gitboot.controller.reconcile import Components, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
-from gitboot.controller.reconcile_pass import Components
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,
@@ -90,7 +89,6 @@ from gitboot.system_clock import Uptime, uptime
 
 Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
 WriteRecord = Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]  # stores what a job at a BMC is about to do
-UNUSED: Final[Any] = None  # in place of what only a reconcile uses
 
 
 def nobody(*_: object) -> None:
@@ -123,7 +121,6 @@ class Dependencies:
     resumes: bool = False  # whether it continues from the checkpoint
     shared: RecordedFetches | None = None  # what endpoints recorded in a ledger that hosts share
     read: Knowledge | None = None  # what the ledger knows, but for its facts, if that was read already
-    is_offline: bool = False  # whether it never reconciles: then it notes nothing about itself, either
     # Who is told what happens
     tell: Tell = nobody
     wake: Callable[[], None] = nobody  # when a job at a BMC has ended, from its thread
@@ -166,7 +163,6 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
     """Put an instance together; its jobs at BMCs have ended when the block ends."""
     store, held = dependencies.store, dependencies.store.database.lease
     shared = dependencies.shared
-    is_noting = not (dependencies.dry_run or dependencies.is_offline)
     inbox = Inbox(
         store,
         settings.spool,
@@ -177,7 +173,7 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
         SharedSpool(shared, held.lease) if shared is not None and held is not None else None,
         settings.state / state.SPOOL,
         withdrawals=NotedWithdrawals(
-            settings.state / state.WITHDRAWALS if is_noting else None, instance_tables.read(store).identity
+            None if dependencies.dry_run else settings.state / state.WITHDRAWALS, instance_tables.read(store).identity
         ),
         clock=dependencies.clock,
     )
@@ -213,17 +209,15 @@ def build(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
 
 
 def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
-    """Return where an instance starts: at what its ledger, the published tree and the checkpoint know."""
     store, records = dependencies.store, dependencies.records
-    if not dependencies.is_offline:
-        looked_around(
-            store,
-            observes=dependencies.observes,
-            owner=dependencies.owner,
-            output=settings.output,
-            spool=settings.spool,
-            site=settings.site,
-        )
+    looked_around(
+        store,
+        observes=dependencies.observes,
+        owner=dependencies.owner,
+        output=settings.output,
+        spool=settings.spool,
+        site=settings.site,
+    )
     knowledge = known(store) if dependencies.read is None else dependencies.read
     knowledge = replace(knowledge, facts=instance_tables.read(store))
     if dependencies.owner == knowledge.facts.identity and ahead(
@@ -672,8 +666,7 @@ def looked_at(
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
         has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
-        instance = stack.enter_context(_offline(store, directory, at, keys))
-        before = instance.reconciler.standing.knowledge
+        before = _known_offline(store)
         commit = whole.at_site(before.facts.site or None)
         learnt = learn(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
@@ -689,9 +682,7 @@ def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldCha
     """
     changed = tuple(commit.decisions.servers) if commit else ()
     batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
-    with _offline(store, store.path.parent, at) as instance:
-        learnt = learn(instance.reconciler.standing.knowledge, batch, at)
-    write(store, [learnt.news])
+    write(store, [learn(_known_offline(store), batch, at).news])
 
 
 def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
@@ -705,21 +696,9 @@ def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
     return learnt.knowledge
 
 
-@contextmanager
-def _offline(store: Store, directory: Path, at: datetime, keys: TokenKeys = NO_KEYS) -> Iterator[Instance]:
-    """The instance on ``directory`` without its work: it looks, or stands in for one that does not run."""
-    about = instance_tables.read(store)
-    output = Path(about.output) if about.output is not None else None
-    settings = Settings(output=output or directory, state=directory, git=GitSettings(repository=""))
-    dependencies = Dependencies(
-        store=store,
-        source=UNUSED,
-        evaluation=UNUSED,
-        target=UNUSED,
-        clock=lambda: at,
-        records=records_in(output) if output is not None else {},
-        keys=keys,
-        is_offline=True,
-    )
-    with build(settings, dependencies) as instance:
-        yield instance
+def _known_offline(store: Store) -> Knowledge:
+    """Return what the ledger of an instance knows that does not reconcile now."""
+    found = known(store)
+    if found.is_trusted or found.facts.output is None:
+        return found
+    return replace(found, published=records_in(Path(found.facts.output)))

@@ -39,7 +39,6 @@ class GitSettings:
 
     @property
     def max_bytes(self) -> int:
-        """How many bytes a clone may take on disk."""
         return (self.disk_mebibytes or DISK_MEBIBYTES) << 20
 
 

@@ -1,4 +1,4 @@
-"""Standing by: another host's instance acts, and this one takes its place when the lease of their ledger is free."""
+"""Standby: wait for the lease of a ledger by which another host's instance acts, and prepare the tree meanwhile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -19,25 +19,41 @@ import msgspec
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
-from gitboot.controller.checkpoint import WORTH
-from gitboot.controller.current_plans import WindowWatch
+from gitboot.controller.checkpoint import WORTH, Checkpoint
+from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.current_plans import WindowWatch, changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.assembly import named_ledger
 from gitboot.controller.instance.git_source import look_for_repository, source_of
-from gitboot.controller.instance.settings import Settings
-from gitboot.controller.instance.state_directory import private
-from gitboot.disk_cache import this_program
-from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
+from gitboot.controller.instance.settings import CheckAssets, Settings
+from gitboot.controller.instance.state_directory import is_of, private, restored, token_keys
+from gitboot.controller.instance_state import InstanceState, goes_by
+from gitboot.controller.offered_files import Dated, published
+from gitboot.controller.operator_requests import stop_of
+from gitboot.controller.records.install_boots import offers_of
+from gitboot.controller.records.ledger_changes import Batch, learn
+from gitboot.controller.records.ledger_snapshot import known, looked_around, output_modes
+from gitboot.disk_cache import DiskCache, this_program
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
 from gitboot.jsonio import decoder, format_instant
+from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
-from gitboot.ledger.store import mark_of, read_mark, write_mark
+from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
+from gitboot.ledger.store import Store, mark_of, read_mark, write_mark
+from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_changes import WindowEnds, end_windows
+from gitboot.publish.tree_reader import Inventory
+from gitboot.render.endpoint_files import Terms
+from gitboot.render.paths import File, Files, token_in
+from gitboot.render.plan_and_record_files import PartFiles
+from gitboot.render.server_files import ServerState
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 
@@ -176,7 +192,6 @@ class Standby:
 
 
 def _reason(error: LedgerError) -> str:
-    """Why it waits, as a word."""
     if isinstance(error, (LedgerLeft, LedgerUnfinished)):
         return type(error).__name__
     return "LedgerFailed"
@@ -194,7 +209,6 @@ class _Preparation:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is writing the tree."""
         return self._process is not None
 
     def look(self) -> None:
@@ -292,3 +306,190 @@ def _following(
                 ended.set()
                 woken.set()
         thread.join()  # its fetcher has been ended
+
+
+# The tree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The tree of a standby: its commit, and how many servers it has."""
+
+    commit: Revision
+    servers: int
+    halted: int  # servers that boot their disks until the standby becomes active
+    at: datetime  # of the ledger
+
+
+def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable[[str], None]) -> Prepared:
+    """Publish to OUTPUT what the active instance publishes, except for halted servers, and keep a checkpoint.
+
+    A take-over then costs as little as a restart. gitboot plans the tree by a copy of the ledger and writes nothing to
+    the ledger. A one-time boot must be in the ledger before it is published, so the tree has no one-time boot that the
+    ledger lacks. Servers with such a boot, and servers that may be installed, are halted: they boot their disks.
+
+    This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
+    publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
+    """
+    lease = lease_of(settings.state / state.LEDGER)
+    if lease is None or not lease.stands:
+        raise NotYetDone("no instance acts")
+    if is_of(settings.output, lease):
+        raise NotYetDone(f"{settings.output} is where {lease.place} publishes")
+    with ExitStack() as stack:
+        copy = settings.state / state.PREPARING
+        shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left it behind
+        copy.mkdir(mode=0o700)
+        stack.callback(shutil.rmtree, copy, ignore_errors=True)
+        copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=True)
+        store = stack.enter_context(Store.open(copy / state.LEDGER))
+        about = instance_tables.read(store)
+        if about.accepted is None or not about.published or instance_tables.is_behind(store):
+            raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
+        accepted = Revision(about.accepted)
+        if not (lines := token_keys_of(settings.state / state.LEDGER)):
+            raise NotYetDone("the ledger has no keys of tokens")
+        restored(copy, lines)
+        at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
+        modes = output_modes(store, settings.output, settings.output_group)
+        directory = stack.enter_context(Directory.open(settings.output, ledger=about.identity, modes=modes))
+        tree = _StandbyTree(directory, store, _undated(store, at, about))
+        cache = stack.enter_context(
+            state.open_cache(settings.state, lambda _: None)
+        )  # the standby reports what is wrong
+        checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
+        looked_around(
+            store,
+            observes=settings.spool is not None,
+            owner=directory.stamp.ledger if directory.stamp is not None else None,
+            output=settings.output,
+            spool=settings.spool,
+            site=settings.site,
+        )
+        # The ledger has the sightings of the other host.
+        knowledge = replace(known(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None)
+        standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
+        commit = _evaluated(settings, accepted, standing.plans.commit, cache)
+        standing = _brought_near(standing, commit, tree, at)
+        checkpoint.store(standing, len(standing.plans.servers), at)
+    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
+
+
+def _undated(store: Store, at: datetime, about: Facts) -> datetime:
+    """Return a second with which no host has dated a boot script, or will date one.
+
+    In an access log, the date of a file tells which boot was served. The active instance dates no file before its last
+    heartbeat.
+    """
+    second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
+    while server_tables.is_dated(store, second):
+        second -= 1
+    return datetime.fromtimestamp(second, UTC)
+
+
+def _evaluated(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
+    evaluation = Evaluation(settings.state, allowance=settings.allowance, waits=True, site=settings.site, cache=cache)
+    with closing(evaluation):
+        try:
+            evaluated = evaluation.evaluate(revision, base)
+        except SourceError as error:
+            raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
+        evaluation.keep(revision)
+        evaluation.wait_until_stored()
+    assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
+    return evaluated.commit
+
+
+def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
+    if len(commit.decisions.servers) < WORTH:
+        raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
+    batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
+    learnt = learn(before.knowledge, batch, at).knowledge
+    if learnt.settled is None or not learnt.is_trusted or not goes_by(learnt, commit):
+        raise NotYetDone("nobody knows what is installed, or another ledger is named: nothing is planned")
+    knowledge = replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
+    stop = stop_of(knowledge, commit, knowledge.facts.orders)
+    changed = changed_by(before.plans.commit, commit) | commit.called(before.unplanned)
+    plans, different = replanned(before.plans, commit, knowledge, changed, at, stop, before.keys)
+    publication = published(
+        *(before.publication, plans, commit, different, knowledge, tree, tree, at),
+        terms=Terms(prepared=True),
+        keys=before.keys,
+    )
+    if publication.failure is not None:
+        raise NotYetDone(publication.failure[1])
+    return replace(
+        before,
+        knowledge=knowledge,
+        attempt=Attempt(accepted=commit),
+        plans=plans,
+        publication=publication,
+        unplanned=frozenset(),
+    )
+
+
+class _StandbyTree:
+    """The output tree of a standby, which halts servers that may be installed or have a boot that the ledger lacks.
+
+    The checkpoint does not have the states of halted servers, so a standby that becomes active publishes them again.
+    """
+
+    def __init__(self, tree: Directory, store: Store, dated: datetime) -> None:
+        self._tree, self._store, self._dated = tree, store, dated
+        self.halted = set[str]()
+
+    # Methods for publishing
+
+    @property
+    def is_as_left(self) -> bool:
+        return self._tree.is_as_left
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,  # noqa: ARG002 - another host may have dated a boot script with it
+        parts: PartFiles,
+    ) -> Published:
+        """Publish like `Directory.publish`, with a date that no boot script has."""
+        return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
+        return self._tree.dated(path, file, self._dated)
+
+    def holds(self, files: Files) -> bool:
+        return self._tree.holds(files)
+
+    # Methods for storing what is offered
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Write nothing, and return the servers to halt."""
+        found = set()
+        for name, server in states.items():
+            offers = [(each, server_tables.offered(self._store, each.plan)) for each in offers_of(server)]
+            has_noted = all(known is not None and replace(each, number=known.number) == known for each, known in offers)
+            # A path needs no date in the ledger if a token in the path names its boot.
+            has_dated = all(
+                token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
+                for each in dates[name]
+            )
+            if server.installs_at is not None or not (has_noted and has_dated):
+                found.add(name)
+        self.halted |= found
+        return found
+
+    def note_published(self) -> None:
+        """Write nothing: the active instance did."""
+
+    # Methods for the checkpoint
+
+    def inventory(self) -> Inventory:
+        """Return the inventory, with states of halted servers that never match."""
+        held = self._tree.inventory()
+        return replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        return self._tree.resume(before)

@@ -390,7 +390,6 @@ def _number(attempt: InstallAttempt) -> tuple[int, int]:
 
 
 def _is_made(offer: Offer, record: Record) -> bool:
-    """Whether it is known that the boot of an offer was made."""
     if offer.maintenance is not None and offer.run is not None:
         return is_made(record.runs.get(offer.maintenance), offer.run, offer.start)
     last = _last(offer, record)

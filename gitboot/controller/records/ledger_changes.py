@@ -8,24 +8,23 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.artifacts.availability import Sighting
-from gitboot.bmc.credentials import Pair, pair_of
+from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
+from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.evidence import Reading
 from gitboot.controller.records.install_boots import rolled_back
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, Learning
 from gitboot.controller.records.provisioning import goes_unseen, rests_on_bmcs
-from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
-from gitboot.ledger.instance_tables import Request, Withheld
+from gitboot.ledger.instance_tables import Request
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.boot_limits import Stoppage
 from gitboot.resolve.server_decision import BootFile
@@ -51,16 +50,7 @@ class Batch:
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the newest change of the ledger
     turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
     caught_up: bool = False  # whether the newest commit that there is is the accepted one
-    accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
-    searched: str | None = None  # the commit whose history was searched for acknowledgements; None: as before
-    met: frozenset[str] = frozenset()  # acknowledgements that do not count again
-    orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
-    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
-    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
-    introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
-    moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
-    lost: frozenset[LostIdentity] | None = None  # identities that machines had before it; None: as before
-    let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
+    attempt: Attempt = field(default_factory=Attempt)  # at the newest commit, with the commit that is accepted now
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
     left: Collection[SystemUuid] | None = None  # machines that it lacks, of those before; None: look for them
@@ -108,18 +98,19 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
-    if batch.accepted is not None:
-        learning.facts = replace(learning.facts, orders=batch.orders, withheld=batch.withheld)
-    if batch.searched is not None:
-        learning.facts = replace(learning.facts, searched=batch.searched)
-    learning.met |= batch.met
-    learning.known_pairs |= batch.let_in
-    if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
-        revision, learning.used_up = batch.accepted
-        taken_back = rolled_back(knowledge, sorted(batch.rolled_back), learning.facts.sequence)
-        learning.facts = replace(learning.facts, accepted=revision, rolled_back=taken_back)
-        learning.lost = batch.lost if batch.lost is not None else learning.lost
-        provisioning.let_go(learning, batch.moves)
+    attempt, accepted, steps = batch.attempt, batch.attempt.accepted, batch.attempt.steps
+    if accepted is not None:
+        learning.facts = replace(learning.facts, orders=attempt.orders, withheld=attempt.withheld)
+    if attempt.searched is not None:
+        learning.facts = replace(learning.facts, searched=attempt.searched)
+    learning.met |= attempt.met
+    learning.known_pairs |= steps.let_in
+    if accepted is not None and accepted.revision != learning.facts.accepted:
+        learning.used_up = tuple(verdict.digest for _, verdict in steps.hops)
+        taken_back = rolled_back(knowledge, sorted(steps.rolled_back), learning.facts.sequence)
+        learning.facts = replace(learning.facts, accepted=accepted.revision, rolled_back=taken_back)
+        learning.lost = steps.lost if steps.lost is not None else learning.lost
+        provisioning.let_go(learning, steps.moves)
         learning.decide()
     if batch.sightings is not None:
         _look(learning, batch.sightings)
@@ -169,7 +160,9 @@ def _note_withdrawal(learning: Learning, noted: Withdrawal) -> None:
 def _learn_of(learning: Learning, batch: Batch, commit: Commit) -> None:
     """Learn of the machines of a commit; what was fetched before a start is evidence of what was offered then."""
     if learning.settled != commit.revision:
-        provisioning.settle(learning, commit, batch.changed, batch.begun, batch.introduced, left=batch.left)
+        provisioning.settle(
+            learning, commit, batch.changed, batch.begun, batch.attempt.steps.introduced, left=batch.left
+        )
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         learning.pin(uuid, pinned)
@@ -211,7 +204,6 @@ def _look(learning: Learning, sightings: Mapping[BootFile, Sighting]) -> None:
 
 
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
-    """The servers whose boot this instance could not see being made."""
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, learning.facts.observes
     sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)

@@ -174,7 +174,6 @@ class Learning:
         self.new_records[uuid] = server, record
 
     def tell(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
-        """Note an event of this instant."""
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def decide(self) -> int:
@@ -183,7 +182,6 @@ class Learning:
         return self.facts.sequence
 
     def pinned(self, uuid: SystemUuid) -> Pinned | None:
-        """What a machine's BMC showed of it."""
         return self.new_pins.get(uuid, self.known.pins.get(uuid))
 
     def pin(self, uuid: SystemUuid, pinned: Pinned) -> None:
@@ -213,13 +211,11 @@ class Learning:
         self.noted = max(self.noted, pending.id)
 
     def judge(self, pending: Pending, verdict: str) -> None:
-        """Note what came of an observation, in a word."""
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(each for each in self.pending_of(uuid) if each.id != pending.id)
         self.verdicts[pending.id] = verdict
 
     def finished(self) -> Knowledge:
-        """What is known now."""
         known = self.known
         records = {} if self.forgotten else known.records
         if self.new_records or self.dropped:
@@ -264,7 +260,6 @@ class Learning:
 
     @property
     def sees_otherwise(self) -> bool:
-        """Whether the ledger is to store other sightings."""
         if self.sightings is self.known.sightings:
             return False
         before, now = (
@@ -275,7 +270,6 @@ class Learning:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the ledger has nothing to store."""
         known = self.known
         new: Iterable[Collection[object]] = (
             *(self.new_records, self.dropped, self.machines, self.departed, self.gone, self.overrides.unstored),

@@ -168,7 +168,6 @@ def _begin(
     machines: list[Machine],
     introduced: Mapping[SystemUuid, int],
 ) -> None:
-    """Write the first records of servers, as far as it is known what is installed."""
     seen = {**learning.known.machines, **learning.departed} if machines else {}
     others = taken_over(machines, seen.values()) if machines else {}
     replaced = {each.replaces: learning.record(each.replaces) for each in machines if each.replaces is not None}

@@ -11,7 +11,7 @@ import pytest
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
 from gitboot.bmc.override_state import Leave, Observed
 from gitboot.bmc.override_steps import OFF
-from gitboot.bmc.power_steps import NotSwitched, PowerAction, ResetType, Send, next_power
+from gitboot.bmc.power_steps import NotSwitched, PowerAction, ResetType, next_power
 from gitboot.cli.main import Exit
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import uuid_of
@@ -28,17 +28,17 @@ def observed(**more: Any) -> Observed:
 @for_each(
     ("action", "force", "seen", "step"),
     [
-        ("on", False, observed(power="Off"), Send(type=ResetType.ON)),
-        ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), Send(type=ResetType.FORCE_ON)),
+        ("on", False, observed(power="Off"), ResetType.ON),
+        ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), ResetType.FORCE_ON),
         ("on", False, observed(), Leave(why="it is on")),
         ("on", False, observed(in_post=True), Leave(why="it is on")),
-        ("off", False, observed(reset_types=ALL), Send(type=ResetType.GRACEFUL_SHUTDOWN)),
-        ("off", True, observed(reset_types=ALL), Send(type=ResetType.FORCE_OFF)),
+        ("off", False, observed(reset_types=ALL), ResetType.GRACEFUL_SHUTDOWN),
+        ("off", True, observed(reset_types=ALL), ResetType.FORCE_OFF),
         ("off", False, observed(power="Off"), Leave(why="it is off")),
-        ("reset", False, observed(reset_types=ALL), Send(type=ResetType.GRACEFUL_RESTART)),
-        ("reset", True, observed(reset_types=ALL), Send(type=ResetType.FORCE_RESTART)),
-        ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), Send(type=ResetType.POWER_CYCLE)),
-        ("reset", False, observed(power=None), Send(type=ResetType.GRACEFUL_RESTART)),
+        ("reset", False, observed(reset_types=ALL), ResetType.GRACEFUL_RESTART),
+        ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
+        ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
+        ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
         ("reset", False, observed(power="Off"), NotSwitched(why="it is off: gitboot bmc power on")),
         ("reset", True, observed(in_post=True), NotSwitched(why="it is in POST: ask again when that is over")),
         (
@@ -66,7 +66,7 @@ def test_another_machine_is_not_switched(action: PowerAction, force: bool) -> No
         step = next_power(action, observed(power="Off"), identified, force=force)
         assert isinstance(step, NotSwitched) and step.why == f"AnotherMachine: {identified.message}"
     unknown = CannotTell(message="it shows nothing")
-    assert isinstance(next_power(PowerAction.ON, observed(power="Off"), unknown, force=force), Send)
+    assert isinstance(next_power(PowerAction.ON, observed(power="Off"), unknown, force=force), ResetType)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.publish.tree_reader import WORD, read_records
 from gitboot.resolve.provisioning_record import exported
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.endpoints import get
 from tests.helpers.fleets import configured, uuid_of

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.instance.standby_tree import Prepared, StandbyPlace, prepare
+from gitboot.controller.instance.settings import GitSettings, Settings
+from gitboot.controller.instance.standby import Prepared, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.endpoint.recorder import why_not_ready
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
-from gitboot.evaluator.protocol import Allowance
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
@@ -67,13 +67,14 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def place_of(host: Host) -> StandbyPlace:
-    return StandbyPlace(output=host.folder / "output", state=host.state, spool=host.state / "spool")
+def settings_of(host: Host) -> Settings:
+    git = GitSettings(repository="")
+    return Settings(output=host.folder / "output", state=host.state, git=git, spool=host.state / "spool")
 
 
 def prepared(host: Host) -> Prepared:
     """What it makes of its tree now, while it stands by."""
-    return prepare(place_of(host), allowance=Allowance(), clock=clock, warn=pytest.fail)
+    return prepare(settings_of(host), clock=clock, warn=pytest.fail)
 
 
 def prepared_soon(host: Host) -> Prepared | None:
@@ -249,11 +250,11 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         shutil.rmtree(hosts.two.folder / "output")
         (hosts.two.state / CACHE).unlink()
         behind = datetime.now(UTC) - timedelta(minutes=2)
-        prepare(place_of(hosts.two), allowance=Allowance(), clock=lambda: behind, warn=pytest.fail)
+        prepare(settings_of(hosts.two), clock=lambda: behind, warn=pytest.fail)
         for path in offered:
             assert "flatcar" in entry(hosts.one, path).read_text()
             assert "flatcar" not in entry(hosts.two, path).read_text()
-        (date,) = {int(file.stat().st_mtime) for file in place_of(hosts.two).output.rglob("boot.ipxe")}
+        (date,) = {int(file.stat().st_mtime) for file in settings_of(hosts.two).output.rglob("boot.ipxe")}
         dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
         assert dates
         assert date not in dates
@@ -267,10 +268,10 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
-    shared = replace(place_of(hosts.two), output=hosts.one.folder / "output")
+    shared = replace(settings_of(hosts.two), output=hosts.one.folder / "output")
     before = tree(hosts.one)
     with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
-        prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
+        prepare(shared, clock=clock, warn=pytest.fail)
     assert tree(hosts.one) == before
 
 
@@ -282,18 +283,18 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         eventually(lambda: told(hosts.two, "Prepared"))
-        place = place_of(hosts.two)
+        settings = settings_of(hosts.two)
         began = time.monotonic()
-        assert not killed_while_it_prepares(place, after_s=60)
+        assert not killed_while_it_prepares(settings, after_s=60)
         longest_s, killed = time.monotonic() - began, 0
         for number in count():
             if killed >= 4 + lives // 4:
                 break
             if number % 2:
-                shutil.rmtree(place.output, ignore_errors=True)
+                shutil.rmtree(settings.output, ignore_errors=True)
             web.provision += 1
             rack.push(f"Install it once more: {number}")
-            killed += killed_while_it_prepares(place, after_s=chance.uniform(0, 1) * longest_s)
+            killed += killed_while_it_prepares(settings, after_s=chance.uniform(0, 1) * longest_s)
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
@@ -304,13 +305,13 @@ def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
         assert "flatcar-1" in boots_at_host(web, hosts.two)
 
 
-def killed_while_it_prepares(place: StandbyPlace, after_s: float) -> bool:
+def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
     """Have a process of its own prepare a tree, and kill it after a while; return whether it had not ended by then."""
     child = os.fork()
     if child == 0:  # pragma: no cover - it is killed
         try:
             with suppress(NotYetDone):
-                prepare(place, allowance=Allowance(), clock=clock, warn=lambda _: None)
+                prepare(settings, clock=clock, warn=lambda _: None)
         finally:
             os._exit(0)
     ending = os.pidfd_open(child)

@@ -26,7 +26,7 @@ from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.endpoint.test_server_workers import served
+from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import present
 from tests.helpers.endpoints import LOADER

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,19 @@ import pytest
 
 from gitboot.bmc import worker_pool
 from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_state import Observed, Override, State, Wanted
+from gitboot.bmc.power_steps import Manner, ResetType, Switching
 from gitboot.bmc.redfish import transport
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.transport import Reach, if_match_values, read_etags
 from gitboot.bmc.worker_pool import BmcPool
-from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
+from gitboot.errors import BmcChanged, BmcUnreachable
+from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
+from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
+from tests.helpers.cases import for_each
 from tests.helpers.http_peers import Authority
 from tests.helpers.redfish_double import server
+from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Drive, Profile
 from tests.helpers.redfish_double.server import SESSIONS, Body, Drop, Fault, Redirect, Slow, Status, Truncated
 
 LOGIN = ("POST", SESSIONS)
@@ -429,3 +439,279 @@ def until(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+ISO = "http://boot.test/assets/node/1.iso"
+SHORT_S = 0.3
+SENT_FOR_HOURS = Slow(every_s=60)  # an answer has some hundred bytes
+
+
+@pytest.fixture
+def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rack]:
+    profile: Profile = getattr(request, "param", GENERIC)
+    with racks(tmp_path) as make:
+        yield make(profile=profile)
+
+
+Call = Callable[[BmcConnection, Observed], object]
+CALLS: list[tuple[str, Profile, str, Call]] = [
+    ("observe", GENERIC, "GET", lambda bmc, _: bmc.observe()),
+    ("is_redfish", GENERIC, "GET", lambda bmc, _: bmc.is_redfish()),
+    ("with_clock", GENERIC, "GET", lambda bmc, seen: bmc.with_clock(seen, lambda: datetime(2026, 11, 20, tzinfo=UTC))),
+    ("set_override", GENERIC, "PATCH", lambda bmc, seen: bmc.set_override(ONCE.override, seen)),
+    ("reset", GENERIC, "POST", lambda bmc, seen: bmc.reset(ResetType.FORCE_RESTART, seen)),
+    ("with_slots", GENERIC, "GET", lambda bmc, seen: bmc.media.with_slots(seen)),
+    ("insert", GENERIC, "POST", lambda bmc, seen: bmc.media.insert(seen.slots[1], ISO)),
+    ("eject", GENERIC, "POST", lambda bmc, seen: bmc.media.eject(seen.slots[1])),
+    ("insert by PATCH", XCC, "PATCH", lambda bmc, seen: bmc.media.insert(seen.slots[1], ISO)),
+    ("eject by PATCH", XCC, "PATCH", lambda bmc, seen: bmc.media.eject(seen.slots[1])),
+    ("with_secure_boot", GENERIC, "GET", lambda bmc, seen: bmc.firmware.with_secure_boot(seen)),
+    ("with_uri", IDRAC9, "GET", lambda bmc, seen: bmc.firmware.with_uri(seen)),
+    ("keep_uri", IDRAC9, "PATCH", lambda bmc, seen: bmc.firmware.keep_uri("http://boot.test/loader", seen)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rack", "method", "call"),
+    [call[1:] for call in CALLS],
+    ids=[name for name, *_ in CALLS],
+    indirect=["rack"],
+)
+def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
+    with rack.connect(read_timeout_s=60) as patient:
+        seen = patient.media.with_slots(patient.observe())
+        seen = replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
+    rack.server.fault(SENT_FOR_HOURS, on=method, times=9)
+    bmc = rack.connect(connect_timeout_s=SHORT_S, read_timeout_s=SHORT_S)
+    with pytest.raises(BmcUnreachable):
+        call(bmc, seen)
+    bmc.close(log_out=False)
+
+
+def test_a_logout_at_a_bmc_that_drips_ends(rack: Rack) -> None:
+    bmc = rack.connect(read_timeout_s=60)
+    bmc.observe()
+    bmc.login.keeps = True
+    bmc.observe()
+    rack.server.fault(SENT_FOR_HOURS, on="DELETE")
+    bmc.close()
+    assert "DELETE" in [each.method for each in rack.server.service.requests]
+
+
+def with_many_drives(rack: Rack) -> None:
+    """Let a BMC name more drives than can be read in a second: each answer comes at once."""
+    machine = rack.machine
+    machine.drives = [Drive(f"{machine.media_path}/{n}", machine.profile.drives) for n in range(8000)]
+
+
+def test_all_requests_of_a_job_end_though_each_one_is_answered(rack: Rack) -> None:
+    with_many_drives(rack)
+    reach = Reach(total_s=0.5)
+    with rack.connect(reach=reach) as bmc:
+        seen = bmc.observe()
+        with reach.watched(), pytest.raises(BmcUnreachable, match=r"its answers to a job took more than 0\.5 s in all"):
+            bmc.media.with_slots(seen)
+        assert len(rack.server.service.requests) < 8000
+        assert bmc.observe().power == "On", "the deadline is that of the job"
+
+
+def test_a_job_at_a_bmc_without_end_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_many_drives(rack)
+    disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
+    job = rack.job(Wanted(reason="provision/1", plan_digest="d" * 64, override=disc))
+    with rack.fleet() as fleet:
+        monkeypatch.setattr(Reach, "left_s", limited_to(rack, 50))
+        assert fleet.submit([job])
+        result = fleet.finished(wait_all=True)[job.uuid]
+    assert (result.outcome, result.answered) == (Outcome.WAITING, False)
+    assert "its answers to a job took more than 300 s in all" in result.message
+
+
+def limited_to(rack: Rack, requests: int) -> Callable[[Reach], float]:
+    """Return a `Reach.left_s` for which the time of a job ends after so many requests."""
+    left_s = Reach.left_s
+
+    def left(reach: Reach) -> float:
+        if len(rack.server.service.requests) >= requests:
+            assert reach.ends_s is not None, "a job has a deadline"
+            reach.ends_s = 0.0
+        return left_s(reach)
+
+    return left
+
+
+# Name; the header ETag; @odata.etag; the If-Match that the BMC accepts, {} for the opaque value.
+FORMS = [
+    ("quotes twice in the header", '""{}""', '"{}"', '"{}"'),
+    ("quotes twice, and accepted without any", '""{}""', '"{}"', "{}"),
+    ("quotes twice, and no @odata.etag", '""{}""', "", '"{}"'),
+    ("quotes twice, as they were sent", '""{}""', '"{}"', '""{}""'),
+    ("weak, as it was sent", 'W/"{}"', 'W/"{}"', 'W/"{}"'),
+    ("weak, and accepted as strong", 'W/"{}"', 'W/"{}"', '"{}"'),
+    ("weak, and accepted without quotes", 'W/"{}"', 'W/"{}"', "{}"),
+    ("weak without quotes", "W/{}", "W/{}", '"{}"'),
+    ("quotes, and accepted without", '"{}"', '"{}"', "{}"),
+    ("without quotes, as it was sent", "{}", "{}", "{}"),
+    ("without quotes, and accepted with", "{}", "{}", '"{}"'),
+    ("without quotes in the body alone", '"{}"', "{}", "{}"),
+    ("another one in the body", '"h{}"', '"b{}"', '"b{}"'),
+    ("another one in the body, weak", '"h{}"', 'W/"b{}"', '"b{}"'),
+    ("in the body alone", "", 'W/"{}"', 'W/"{}"'),
+    ("with backslashes in the body", "", '\\"{}\\"', '"{}"'),
+    ("accepted as * alone", '"{}"', '"{}"', "*"),
+    ("never accepted", '"{}"', '"{}"', ""),
+]
+FORM_IDS = [name for name, *_ in FORMS]
+LOADER = "http://boot.test/assets/web/loader"
+
+
+def with_form(profile: Profile, header: str, body: str, if_match: str) -> Profile:
+    return replace(
+        profile, etag_header=header, etag_body=body, if_match=if_match, if_match_required=if_match not in ("", "*")
+    )
+
+
+def if_matches(rack: Rack) -> list[str | None]:
+    return [each.headers.get("If-Match") for each in rack.server.service.requests if each.method == "PATCH"]
+
+
+@pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
+def test_finding_p6_an_override_is_set_whatever_form_of_etag_a_bmc_sends_and_accepts(
+    make_rack: MakeRack, header: str, body: str, if_match: str
+) -> None:
+    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
+    result = rack.bring_about()
+    assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (Outcome.APPLIED, State.CONFIRMED)
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
+    assert rack.bring_about(None).outcome is Outcome.APPLIED
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
+
+
+@pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
+def test_no_form_of_etag_writes_over_a_change_by_somebody_else(
+    make_rack: MakeRack, header: str, body: str, if_match: str
+) -> None:
+    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
+    bmc = rack.connect()
+    seen = bmc.observe()
+    rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    with pytest.raises(BmcChanged, match="the BMC has changed since it was read"):
+        bmc.set_override(ONCE.override, seen)
+    assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
+
+
+def test_finding_p6_the_message_lists_what_a_bmc_refused(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
+    result = rack.bring_about()
+    etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
+    assert result.outcome is Outcome.WAITING
+    assert result.message == (
+        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the BMC has not changed, and "
+        f'refuses each form of its ETag (refused: If-Match "{etag}", If-Match {etag}, If-Match {etag.strip(chr(34))}, '
+        "If-Match *, no If-Match)"
+    )
+    assert if_matches(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]
+    assert rack.records["web01"][ONCE.reason].state is State.UNSENT
+
+
+def test_a_change_that_comes_after_the_refusals_is_not_written_over(make_rack: MakeRack) -> None:
+    """The BMC is read again right before a request that it would accept after any change."""
+    rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', "*"))
+    precondition = rack.machine.precondition
+
+    def changed_by_another(body: dict[str, object], if_match: str | None) -> object:
+        refused = precondition(body, if_match)
+        if if_match is not None and not if_match.startswith('"'):  # the last one that has a precondition
+            rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+        return refused
+
+    rack.machine.precondition = changed_by_another  # type: ignore[assignment,method-assign]
+    rack.bring_about()
+    assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
+
+
+def test_an_etag_that_is_accepted_costs_one_request_and_one_that_is_misread_one_reading(make_rack: MakeRack) -> None:
+    for if_match, expected in (('"{}"', ["GET", "PATCH", "GET"]), ("{}", ["GET", "PATCH", "GET", "PATCH", "GET"])):
+        rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', if_match))
+        rack.bring_about()
+        assert [each.method for each in rack.machine.requests if "Managers" not in each.path] == expected
+
+
+@pytest.mark.parametrize("status", [412, 428])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}'])
+def test_a_refused_etag_is_known_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
+    rack = make_rack(profile=GENERIC)
+    rack.server.fault(Status(status=status, body=body), on="PATCH")
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
+
+
+def test_a_bmc_without_etags_that_demands_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
+    rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert if_matches(rack) == [None, "*"]
+
+
+@pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
+def test_a_medium_is_inserted_and_ejected_whatever_form_of_etag_a_drive_has(
+    make_rack: MakeRack, header: str, body: str, if_match: str
+) -> None:
+    rack = make_rack(profile=with_form(XCC, header, body, if_match))
+    iso = "http://boot.test/assets/node/1.iso"
+    disc = Wanted(
+        reason="provision/1",
+        plan_digest="d" * 64,
+        override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
+    )
+    assert rack.bring_about(disc).outcome is Outcome.APPLIED
+    assert rack.machine.drives[1].image == iso
+    rack.bring_about(None)
+    assert rack.machine.drives[1].ejected == [iso]
+
+
+@pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
+def test_a_uri_is_written_to_firmware_whatever_form_of_etag_its_settings_have(
+    make_rack: MakeRack, header: str, body: str, if_match: str
+) -> None:
+    rack = make_rack(profile=with_form(IDRAC9, header, body, if_match))
+    http = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
+    wanted = Wanted(reason="provision/1", plan_digest="d" * 64, override=http, own_loaders="http://boot.test/")
+    restart = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
+    rack.bring_about(wanted, switching=restart)
+    assert rack.machine.bios.pending[rack.machine.profile.bios_uri] == LOADER
+
+
+@for_each(
+    ("header", "body", "expected"),
+    [
+        ('"a"', '"a"', ('"a"',)),
+        ('"a"', 'W/"a"', ('"a"', 'W/"a"')),
+        (None, '"a"', ('"a"',)),
+        (' "a" ', None, ('"a"',)),
+        (None, 1682532272, ("1682532272",)),
+        (None, None, ()),
+        (None, True, ()),
+        (None, ["a"], ()),
+        ("", "", ()),
+        ('""', 'W/""', ()),  # no value to compare
+        ('"a\nb"', '"ä"', ()),  # no header can have them
+    ],
+)
+def test_etags_are_read_as_far_as_a_header_can_have_them(
+    header: object, body: object, expected: tuple[str, ...]
+) -> None:
+    assert read_etags(header, body) == expected
+
+
+def test_the_order_of_forms_goes_from_what_was_sent_to_no_precondition() -> None:
+    assert list(if_match_values(('""a""', 'W/"b"'))) == ['""a""', 'W/"b"', '"a"', '"b"', "a", "b", "*", None]
+    assert list(if_match_values(())) == [None, "*"]
+
+
+@pytest.mark.parametrize("etag", ['"ä"', '"a\\nb"', "7", "null"])
+def test_an_etag_that_no_header_can_have_is_no_fault(make_rack: MakeRack, etag: str) -> None:
+    rack = make_rack(profile=replace(GENERIC, etag_header="", etag_body=""))
+    shown = json.dumps(rack.machine.system() | {"@odata.etag": "X"}).replace('"X"', json.dumps(etag))
+    rack.server.fault(Body(body=shown.encode()))
+    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert set(SET_AT_BMC.items()) <= set(rack.machine.override.items())

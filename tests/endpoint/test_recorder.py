@@ -1,0 +1,711 @@
+"""What an endpoint answers and what its instance records agree, whatever is slow, full or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+import httpx
+import pytest
+
+from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint, _has_received
+from gitboot.endpoint.connections import RECEIVED
+from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recording
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
+from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.fetchlog.spool import ForwardedBatch, Spool, files, identity, line_of, take
+from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
+from gitboot.jsonio import Digest
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import PostgresAddress, address_beside
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.postgresql import connected
+from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetches
+from gitboot.resolve.provisioning_record import Record
+from gitboot.system_clock import Keeping, Uptime
+from tests.endpoint.test_server import served
+from tests.fetchlog.test_unknown_machines import SENT
+from tests.helpers import http_peers
+from tests.helpers.disks_and_terminals import fill, small_disk
+from tests.helpers.endpoints import (
+    BEFORE,
+    ENTRY,
+    LOADER,
+    LOOKUPS,
+    MAC,
+    ONCE,
+    PROXY,
+    TEMPLATES,
+    UUID,
+    Fleet,
+    Site,
+    connect,
+    get,
+    planned,
+    read_all,
+    site,
+)
+from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.instance_in_process import Bench
+from tests.helpers.postgresql import PostgresServer
+from tests.helpers.running_instance import Repository, eventually, running
+from tests.helpers.site_lives.processes import PassingLoop, ask_endpoint
+
+SERVED, DISK = "(Network)", "boots its local disk"
+FLEET = planned(*ONCE)
+INSTALL = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
+REPORTED = planned(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
+LARGE = planned(*ONCE, templates={"t": '{"ignition": {"version": "3.4.0"}, "note": "%s"}' % ("x" * 400_000)})
+REPORT = f"{ENTRY.rpartition('/')[0]}/provisioned/{REPORTED.servers['web01'].decision.token}"
+CLIENTS = "baseURL: 'http://boot.test', provisioning: {evidence: Reported, clients: [10.12.0.0/16]}"
+
+
+@pytest.fixture
+def here() -> Iterator[Site]:
+    with site(FLEET) as made:
+        yield made
+
+
+class Reader:
+    """An instance that reads the spool of an endpoint when it is told to."""
+
+    def __init__(self, folder: Path, spool: Path) -> None:
+        self._spool, self._offsets = spool, dict[str, int]()
+        self.bench = Bench(folder)
+        self.bench.decide(*INSTALL, files=TEMPLATES)
+        plan = self.bench.plan()
+        assert plan is not None
+        self._digest = plan.digest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bench.close()
+
+    def read(self) -> None:
+        taken = take(self._spool, self._offsets)
+        self._offsets = taken.offsets
+        for each in taken.observations:
+            self.bench.observe(replace(each, digest=self._digest, at=self.bench.now, up=None))
+        self.bench.plan()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the boot was served, by what is recorded."""
+        return bool((self.bench.record or Record()).attempts)
+
+
+@pytest.mark.parametrize("reads", ["while it syncs", "when it has answered", "at the end"])
+@pytest.mark.parametrize("sync", ["in time", "late", "failing", "late and failing"])
+def test_finding_c1_whatever_a_sync_does_the_instance_records_what_was_answered(
+    here: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str, reads: str
+) -> None:
+    begun, ends, fdatasync = threading.Event(), threading.Event(), os.fdatasync
+
+    def first_is_slow(fd: int) -> None:
+        if not begun.is_set():
+            begun.set()
+            assert ends.wait(60)
+            if "failing" in sync:
+                raise OSError(5, "Input/output error")
+        fdatasync(fd)
+
+    with Reader(tmp_path, here.spool) as reader, ThreadPoolExecutor(1) as thread:
+        with here.serve(deadline_s=0.3 if "late" in sync else 60) as url:
+            get(f"{url}/boot.ipxe")
+            monkeypatch.setattr(os, "fdatasync", first_is_slow)
+            asked = thread.submit(get, url + ENTRY)
+            while not begun.wait(0.05):
+                if asked.done():  # the endpoint had no time to write an intent
+                    asked = thread.submit(get, url + ENTRY)
+            if reads == "while it syncs":
+                reader.read()
+                assert not reader.is_served, "nothing was answered yet"
+            if "late" not in sync:
+                ends.set()
+            text = asked.result(60).text
+            if reads == "when it has answered":
+                reader.read()
+            ends.set()
+        reader.read()
+        assert (SERVED in text) is (sync == "in time")
+        assert reader.is_served is (SERVED in text)
+        perhaps = (reader.bench.record or Record()).unknown_serves
+        assert [each for each in perhaps if not each.is_withheld] == []
+
+
+def test_finding_c1_a_boot_that_was_withheld_while_the_database_stalled_is_still_offered(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """The database answers the question what was served, and takes no line until the answer was given."""
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(INSTALL), "t": TEMPLATES["t"]})
+    address = postgres_server.address()
+    arguments = ("--ledger", address.url, "--check-assets", "off")
+    with running(repository.bare, tmp_path, *arguments, records="fresh") as instance, connected(address) as database:
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'fetches'::regclass"
+        with database.transaction():
+            database.execute("LOCK TABLE fetches IN SHARE MODE")
+            eventually(lambda: "(NotRecorded)" in instance.get(ENTRY).text and database.execute(waiting).fetchall())
+        have = "SELECT (SELECT max(id) FROM fetches), (SELECT max(taken) FROM spool WHERE file = 'fetches')"
+
+        def is_taken() -> bool:
+            ((newest, taken),) = database.execute(have).fetchall()
+            return newest is not None and taken is not None and taken >= newest
+
+        eventually(is_taken)
+        assert instance.status()["records"] == {"Pending": 1}, "the thread of the database went on"
+        eventually(lambda: SERVED in instance.get(ENTRY).text)
+        eventually(lambda: instance.status()["records"] == {"Attempted": 1})
+
+
+def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(here: Site) -> None:
+    """It was killed before it recorded an outcome."""
+    with here.serve() as url:
+        assert SERVED in get(url + ENTRY).text
+        intent, outcome = eventually(lambda: len(found := take(here.spool, {}).observations) == 2 and found)
+    assert (intent.outcome, outcome.outcome, intent.intent) == (None, Outcome.SERVED, outcome.intent)
+    (path,) = here.spool.glob("*.jsonl")
+    path.write_bytes(line_of(intent))
+    here.now += timedelta(seconds=60)
+    with here.serve() as url:
+        assert [path for path in LOOKUPS if DISK not in get(url + path).text] == []
+        assert "not given: perhaps served at 2" in get(url + ENTRY).text
+
+
+@pytest.mark.parametrize("ask", ["HEAD", "another machine", "curl", "stopped", "a missing file"])
+def test_a_request_that_is_refused_without_the_log_writes_no_intent(here: Site, tmp_path: Path, ask: str) -> None:
+    with here.serve(assets=tmp_path if ask == "a missing file" else None) as url:
+        if ask == "stopped":
+            (here.spool / ".endpoints").mkdir(exist_ok=True)
+            (here.spool / ".endpoints" / "sole").write_text('{"site":"fra1"}')
+            eventually(lambda: "one-time boots of fra1 alone" in http_peers.get(url + "/readyz").text)
+        match ask:
+            case "HEAD":
+                http_peers.head(url + ENTRY, headers={"user-agent": "iPXE/1.21.1"})
+            case "another machine":
+                get(f"{url}{ENTRY}?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732")
+            case "curl":
+                get(url + ENTRY, headers={"user-agent": "curl/8.5.0"})
+            case _:
+                assert DISK in get(url + ENTRY).text
+    assert take(here.spool, {}).observations == []
+
+
+def test_finding_c6_a_report_by_get_that_a_full_log_cannot_take_is_answered_503(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk, site(None) as made:
+        made.spool = disk / "spool"
+        made.spool.mkdir()
+        made.publish(REPORTED)
+        with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
+            fill(disk / "all")
+            assert get(url + REPORT).status_code == 503, "the installer repeats it"
+            assert made.observed() == []
+            (disk / "all").unlink()
+            eventually(lambda: get(url + REPORT).status_code == 204)
+            assert {each.is_report for each in made.observed()} == {True}
+
+
+def test_finding_c6_user_data_that_a_client_breaks_off_is_no_evidence(here: Site) -> None:
+    here.publish(LARGE)
+    data = next(path for path in LARGE.boot_files if "/data/" in path)
+    with here.serve() as url:
+        with connect(url, receive_buffer=4096) as client:
+            client.sendall(f"GET {data} HTTP/1.1\r\nHost: endpoint\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        assert len(get(url + data).content) > 400_000
+        eventually(lambda: [each for each in take(here.spool, {}).observations if each.outcome is Outcome.SERVED])
+    found = take(here.spool, {}).observations
+    assert sorted((each.outcome or "") for each in found) == ["", "", "served"]
+    broken_off, whole = (each.intent for each in found if each.outcome is None)
+    assert {each.intent for each in found if each.outcome is not None} == {whole} != {broken_off}
+
+
+def test_finding_c6_curl_of_user_data_by_a_uuid_makes_no_server_provisioned(tmp_path: Path) -> None:
+    documents = (
+        *(ONCE[0], server("web01", "role: web", "provision: 1")),
+        image("flatcar-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+        profile("web", "flatcar-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+        policy("web", often="Once", spec="override: None"),
+    )
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    with running(repository.bare, tmp_path, "--check-assets", "off", records="fresh") as instance:
+        eventually(lambda: instance.status()["records"] == {"Pending": 1})
+        url = f"{instance.url}/ignition/{uuid_of('web01')}"
+        assert http_peers.get(url, headers={"user-agent": "curl/8.5.0"}).status_code == 200
+        eventually(lambda: "SecretFetched" in [each["type"] for each in instance.events])  # the instance has read it
+        assert instance.status()["records"] == {"Pending": 1}
+    assert "Provisioned" not in [each["type"] for each in instance.events]
+
+
+def test_user_data_that_was_served_while_the_log_was_full_is_recorded_later(tmp_path: Path) -> None:
+    data = next(path for path in REPORTED.boot_files if "/data/" in path)
+    with small_disk(tmp_path) as disk, site(None) as made:
+        made.spool = disk / "spool"
+        made.spool.mkdir()
+        made.publish(REPORTED)
+        with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
+            fill(disk / "all")
+            assert get(url + data).status_code == 200
+            assert take(made.spool, {}).observations == []
+            (disk / "all").unlink()
+            eventually(lambda: take(made.spool, {}).observations)
+        assert {each.outcome for each in take(made.spool, {}).observations} == {Outcome.SERVED}
+
+
+def test_a_client_that_takes_nothing_for_a_minute_has_not_received_its_answer() -> None:
+    with closing(PassingLoop()) as loop:
+        scope = {"extensions": {RECEIVED: lambda: None}}
+        waiting = loop.create_task(_has_received(scope))
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not waiting.done()
+        loop.passed_s += 61
+        assert loop.run_until_complete(waiting) is False
+
+
+def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_is_not_answered_as_heard(here: Site) -> None:
+    here.publish(planned(fleet(CLIENTS), *ONCE[1:]))
+    with here.serve(trusted_proxies=PROXY) as url:
+        for client, expected in (("10.13.0.1", 404), ("10.12.0.13", 204)):
+            assert get(url + REPORT, headers={"x-forwarded-for": client}).status_code == expected
+    assert [each.client for each in here.observed()] == ["10.12.0.13"]
+
+
+CHOSEN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, inventory]")
+ASKING = planned(CHOSEN, *ONCE[1:])
+
+
+@pytest.fixture
+def taking() -> Iterator[Site]:
+    with site(ASKING) as made:
+        yield made
+
+
+def left(taking: Site) -> list[UnknownMachine]:
+    """What an instance is to take in."""
+    return [machine for each in unknown_left(taking.spool) for machine in each.table.machines]
+
+
+def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
+    asked = UnknownAsked(taking.spool)
+    with taking.serve(asked=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
+        answers = [
+            client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
+            for each in contents
+        ]
+    asked.leave()
+    return answers
+
+
+def codes(answers: list[httpx.Response]) -> list[int]:
+    return [each.status_code for each in answers]
+
+
+def test_what_is_sent_of_an_unknown_machine_is_left_for_the_instance(taking: Site) -> None:
+    [answer] = send(taking, SENT)
+    assert (answer.status_code, answer.content) == (204, b"")
+    [machine] = left(taking)
+    assert (machine.macs, machine.serial) == (("52-54-00-99-99-99", "52-54-00-99-99-9a"), "4J8VM72")
+    assert machine.inventory is not None and machine.inventory.product == "PowerEdge R650"
+
+
+def test_nothing_is_taken_unless_the_fleet_asks_for_it(taking: Site) -> None:
+    taking.publish(planned(*ONCE), commit="c0ffe2")
+    assert codes(send(taking, SENT)) == [405]
+    assert left(taking) == []
+
+
+def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(taking: Site) -> None:
+    """A boot that is made once is neither given, nor spent, nor reported by it."""
+    own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
+    assert codes(send(taking, own)) == [204]
+    assert (left(taking), taking.observed()) == ([], [])
+    with taking.serve() as url:
+        assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
+    assert [each.server for each in taking.observed()] == ["web01"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"x" * (MOST_BYTES + 1), 413),
+        (b"[" * MOST_BYTES, 400),
+        (b"\x00\xff", 400),
+        (b"", 400),
+        ({"interfaces": []}, 400),
+        ({"interfaces": [{"mac": "../../ops"}]}, 400),
+    ],
+)
+def test_what_is_no_inventory_is_refused_and_leaves_nothing(taking: Site, content: object, status: int) -> None:
+    [answer] = send(taking, content)
+    assert answer.status_code == status
+    assert (status == 400) == ("send" in answer.text) and left(taking) == []
+
+
+def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
+    asked = UnknownAsked(taking.spool)
+    with taking.serve(asked=asked) as url, connect(url) as client:
+        client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
+        client.shutdown(1)
+        read_all(client)
+    asked.leave()
+    assert left(taking) == []
+
+
+def test_one_address_may_send_so_many_a_minute(taking: Site) -> None:
+    many = [{"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MOST_OF_ONE + 5)]
+    answers = send(taking, *many)
+    assert codes(answers) == [204] * MOST_OF_ONE + [429] * 5
+    assert answers[-1].headers["retry-after"] == "60"
+    assert len(left(taking)) == MOST_OF_ONE
+    taking.now += timedelta(minutes=1)
+    assert codes(send(taking, SENT)) == [204]
+
+
+def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
+    with taking.serve() as url:
+        assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 503, "there is no spool for it"
+    monitored = fleet(
+        "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
+    )
+    taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
+    assert codes(send(taking, SENT)) == [404]
+    assert left(taking) == []
+
+
+def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:
+    asked = UnknownAsked(taking.spool)
+    with taking.serve(asked=asked) as url:
+        assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
+        assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
+    listening = listen_at("127.0.0.1:0")
+    clients = Clients(operators_at=listening.getsockname(), asked=asked)
+    endpoint = Endpoint(taking.root, PublishedTree(taking.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
+    with EndpointServer(endpoint, listening):
+        url = url_of("127.0.0.1:0", listening)
+        assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
+    asked.leave()
+    assert left(taking) == []
+
+
+NOON = at("20T12:00")
+NOWHERE = PostgresAddress.parse("postgresql://gitboot@/gitboot?host=/nowhere", None)
+
+
+@dataclass
+class Hosts:
+    """Hosts with one ledger and the same tree."""
+
+    tree: Site
+    address: PostgresAddress
+    lease: str
+    taken: dict[str, int] = field(default_factory=dict)
+
+    def publish(self, fleet: Fleet) -> None:
+        self.tree.publish(fleet, giver=self.lease)
+
+    def arrived(self) -> list[Observation]:
+        """The fetches that reached the ledger since the last call."""
+        with closing(RecordedFetches(self.address)) as recorded:
+            found = recorded.read(self.taken)
+        self.taken = dict(found.offsets)
+        return found.observations
+
+    @contextmanager
+    def host(self, name: str, address: PostgresAddress | None = None, deadline_s: float = 20) -> Iterator[Host]:
+        folder = self.tree.root.parent / name
+        folder.mkdir(exist_ok=True)
+        with ExitStack() as stack:
+            spool = Spool(folder)
+            stack.callback(spool.close)
+            shared = stack.enter_context(closing(SharedFetches(address or self.address)))
+            clock = ComparedClock(
+                lambda: self.tree.now,
+                keeping=lambda: Keeping.UNKNOWN,
+                uptime=lambda: Uptime(name, self.tree.now.timestamp()),
+            )
+            tree = PublishedTree(self.tree.root, lambda: self.tree.now, compared=clock)
+            own = Recording(spool, 20)
+            stack.callback(own.end)
+            recording = ForwardedRecording(own, shared, deadline_s)
+            endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, Clients())
+            listening = listen_at("127.0.0.1:0")
+            stack.enter_context(EndpointServer(endpoint, listening))
+            yield Host(url_of("127.0.0.1:0", listening), folder, shared, Forwarder(folder, shared), endpoint)
+
+
+@dataclass
+class Host:
+    url: str
+    spool: Path
+    shared: SharedFetches
+    forwarder: Forwarder
+    endpoint: Endpoint
+
+
+@pytest.fixture
+def hosts(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Hosts]:
+    path = postgres_server.ledger(tmp_path)
+    address = address_beside(path)
+    assert address is not None
+    with site(None) as tree, open_ledger(path) as ledger:
+        ledger.database.hold(Holder("one", "host-a:/state", 600))
+        lease = ledger.database.lease
+        assert lease is not None
+        made = Hosts(tree, address, str(lease.lease))
+        made.publish(FLEET)
+        yield made
+
+
+def test_a_one_time_boot_is_served_by_one_of_several_hosts(hosts: Hosts) -> None:
+    with hosts.host("east") as east, hosts.host("west") as west:
+        assert SERVED in get(east.url + ENTRY).text
+        [seen] = hosts.arrived()
+        assert seen.offer is not None, "the ledger has it before it is served"
+        hosts.tree.now += timedelta(seconds=59)
+        assert all(SERVED in get(each.url + ENTRY).text for each in (east, west)), "the same boot"
+        hosts.tree.now += timedelta(seconds=2)
+        for each in (east, west):
+            assert [path for path in LOOKUPS if DISK not in get(each.url + path).text] == [], each
+
+
+def test_while_no_instance_has_the_ledger_no_one_time_boot_is_served_by_any_tree(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    path = postgres_server.ledger(tmp_path)
+    address = address_beside(path)
+    assert address is not None
+    with site(None) as tree, open_ledger(path):
+        tree.publish(FLEET, giver="")  # as a tree that was only rendered
+        with Hosts(tree, address, "").host("other") as other:
+            assert DISK in get(other.url + ENTRY).text
+
+
+def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: Hosts) -> None:
+    with hosts.host("other", NOWHERE) as other:
+        text = get(other.url + ENTRY).text
+        assert DISK in text
+        assert "not given: its fetch could not be recorded" in text
+        ready = http_peers.get(other.url + "/readyz")
+        assert ready.status_code == 503
+        assert "does not take it" in ready.text
+
+
+def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
+    with hosts.host("other", deadline_s=0.3) as other, connected(hosts.address) as locking:
+        with locking.transaction():
+            locking.execute("LOCK TABLE fetches IN ACCESS EXCLUSIVE MODE")
+            assert DISK in get(other.url + ENTRY).text, "it is answered while the ledger hangs"
+        assert SERVED in eventually(lambda: (text := get(other.url + ENTRY).text) and SERVED in text and text)
+
+
+def test_a_boot_that_one_host_withheld_is_served_by_another(hosts: Hosts) -> None:
+    """PostgreSQL records the fetch only after the deadline, when the machine has got its disk."""
+    headers = LOADER.items()
+    with closing(PassingLoop()) as loop, hosts.host("east") as east, hosts.host("west") as west:
+        with connected(hosts.address) as locking, locking.transaction():
+            locking.execute("LOCK TABLE fetches IN SHARE MODE")  # can be read, and takes no row
+            answered = loop.create_task(ask_endpoint(east.endpoint, "GET", ENTRY, "127.0.0.1", headers, ""))
+            waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'fetches'::regclass AND NOT granted"
+            while locking.execute(waiting).fetchone() == (0,):
+                loop.run_until_complete(asyncio.sleep(0.01))
+                assert not answered.done(), answered.result()
+            loop.passed_s += 21  # longer than the deadline of `Hosts.host`
+            assert DISK in loop.run_until_complete(answered).body
+        east.shared.given("web01", "none", None)  # waits for the transaction that waited for the lock
+        hosts.tree.now += timedelta(seconds=61)
+
+        def is_served() -> bool:
+            east.forwarder.send()
+            return SERVED in get(west.url + ENTRY).text
+
+        assert eventually(is_served)
+
+
+def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_is_answered_503(hosts: Hosts) -> None:
+    hosts.tree.publish(REPORTED)
+    with hosts.host("other") as other:
+        assert http_peers.post(other.url + REPORT).status_code == 503
+        other.forwarder.send()
+    assert hosts.arrived() == []
+
+
+def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    with hosts.host("other", NOWHERE) as other:
+        for _ in range(3):  # while the database is away
+            assert get(other.url + REPORT).status_code in (200, 204)
+    with hosts.host("other") as other:
+        other.forwarder.send()
+        assert [each.is_report for each in hosts.arrived()] == [True] * 3
+        get(other.url + REPORT)
+        Forwarder(other.spool, other.shared).send()  # another process, which does not know what was sent
+        other.forwarder.send()
+        assert len(hosts.arrived()) == 1
+        assert files(other.spool) != [], "its writer may still add to it"
+    with hosts.host("other") as other:
+        other.forwarder.send()
+        assert files(other.spool) == []
+    assert hosts.arrived() == []
+
+
+def test_finding_s5_repeated_fetches_at_several_hosts_arrive_as_counts(hosts: Hosts) -> None:
+    data = next(path for path in FLEET.boot_files if "/data/" in path)
+    with hosts.host("east") as east, hosts.host("west") as west:
+        for each in (east, west):
+            assert {get(each.url + data).status_code for _ in range(30)} == {200}
+            each.forwarder.send()
+        found = [each for each in hosts.arrived() if each.outcome is None]
+        assert [each.times for each in found] == [1] * 22
+    for name in ("east", "west"):
+        with hosts.host(name) as again:
+            again.forwarder.send()
+    assert [each.times for each in hosts.arrived()] == [19, 19]
+
+
+def test_a_report_to_one_host_ends_the_boot_at_all_even_before_it_is_sent(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    with hosts.host("east") as east, hosts.host("west") as west:
+        assert SERVED in get(east.url + ENTRY).text
+        get(east.url + REPORT)
+        assert DISK in get(east.url + ENTRY).text
+        east.forwarder.send()
+        assert DISK in get(west.url + ENTRY).text
+
+
+def test_fetches_are_sent_by_one_process_of_several(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    with hosts.host("other") as other, other.forwarder, Forwarder(other.spool, other.shared):
+        get(other.url + REPORT)
+        assert len(eventually(hosts.arrived)) == 1
+    assert hosts.arrived() == []
+
+
+def line(number: int) -> bytes:
+    """A report, as an endpoint records it."""
+    path = f"boot/v1/boot/m/provisioned/{number}"
+    return line_of(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    "left", [0, 9, len(line(0)), len(line(0)) + 9], ids=["nothing", "half", "a line", "a line and half"]
+)
+def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
+    hosts: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int, restarts: bool
+) -> None:
+    folder = tmp_path / "far"
+    folder.mkdir()
+    path = folder / "1-00.jsonl"
+    path.write_bytes(line(0) + line(1))
+    with closing(SharedFetches(hosts.address)) as shared:
+        forwarder = Forwarder(folder, shared)
+
+        def arrived() -> list[bytes]:
+            (Forwarder(folder, shared) if restarts else forwarder).send()
+            return [line_of(each) for each in hosts.arrived()]
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still add to it
+            assert arrived() == [line(0), line(1)]
+            os.truncate(path, left)
+            (folder / "2-00.jsonl").write_bytes(line(2))
+            assert arrived() == [line(2)], "the other files are sent"
+            for number in (3, 4, 5):
+                with path.open("ab") as appending:
+                    appending.write(line(number))
+                assert arrived() == [line(number)]
+            assert arrived() == []
+        (told,) = caplog.messages
+        assert f"{path} has {left} bytes, and gitboot has sent {len(line(0) + line(1))} bytes of it" in told
+        assert arrived() == arrived() == []
+    assert files(folder) == [], "all of it was sent"
+
+
+def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    """The sync of its writer failed after the line was read."""
+    folder = tmp_path / "far"
+    folder.mkdir()
+    path = folder / "1-00.jsonl"
+    path.write_bytes(line(0) + line(1))
+
+    class CutOff(SharedFetches):
+        def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
+            if batch.lines:
+                os.truncate(path, len(line(0)))
+            return super().take(batch, there)
+
+    with closing(CutOff(hosts.address)) as shared:
+        forwarder = Forwarder(folder, shared)
+        forwarder.send()
+        forwarder.send()
+    assert [line_of(each) for each in hosts.arrived()] == [line(0), line(1)]
+    assert files(folder) == []
+
+
+def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_sent(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    spool = hosts.tree.root.parent / "far"
+    arguments = ("--spool", str(spool), "--ledger", hosts.address.url)
+    found: list[Observation] = []
+
+    def have_arrived(count: int) -> bool:
+        found.extend(hosts.arrived())
+        return len(found) >= count
+
+    with served(hosts.tree.root, *arguments) as (url, _):
+        assert {get(url + REPORT).status_code for _ in range(3)} <= {200, 204}
+        eventually(lambda: have_arrived(3))
+    for path in files(spool):
+        os.truncate(path, path.stat().st_size // 2)
+    with served(hosts.tree.root, *arguments) as (url, _):
+        assert get(url + REPORT).status_code in (200, 204)
+        eventually(lambda: have_arrived(4))
+        get(url + REPORT)
+        eventually(lambda: have_arrived(5))
+        eventually(lambda: len(files(spool)) == 1)
+    assert (len(found), hosts.arrived()) == (5, [])
+
+
+def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    spool = hosts.tree.root.parent / "far"
+    arguments = ("--spool", str(spool), "--ledger", hosts.address.url)
+    acknowledged = 0
+    with ExitStack() as stack:
+        for _ in range(3):
+            up = stack.enter_context(ExitStack())
+            url, _ = up.enter_context(served(hosts.tree.root, *arguments))
+            for _ in range(5):
+                acknowledged += get(url + REPORT).status_code in (200, 204)
+            up.close()  # by SIGKILL
+        assert acknowledged == 15
+        stack.enter_context(served(hosts.tree.root, *arguments))
+        found: list[Observation] = []
+
+        def have_arrived() -> bool:
+            found.extend(hosts.arrived())
+            return len(found) >= acknowledged
+
+        eventually(have_arrived)
+        eventually(lambda: files(spool) == [])  # each writer has ended, and all that it wrote has arrived
+    assert (len(found), hosts.arrived()) == (acknowledged, [])
+
+
+def test_the_ledger_and_not_the_hosts_spool_says_who_may_serve(hosts: Hosts) -> None:
+    with hosts.host("other") as other:
+        assert get(other.url + ENTRY).status_code == 200
+        assert other.shared.giver == hosts.lease != identity(other.spool)
