@@ -24,6 +24,7 @@ from tests.helpers import cases, forked_commands
 from tests.helpers.forked_commands_client import umask
 
 if TYPE_CHECKING:
+    from tests.helpers.instance_with_bmcs import Rack
     from tests.helpers.postgresql import PostgresServer
 
 _HERE: Final = Path(__file__).parent
@@ -99,67 +100,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
-    *(
-        "packages/test_debian",
-        "boots/test_ipxe",
-        "boots/test_grub",
-        "boots/test_ipv6",
-        "boots/test_whole_way",
-        "boots/test_paths",
-        "boots/test_aarch64",
-        "boots/test_kea",
-    ),
-    *(
-        "project/test_run_example",
-        "ledger/test_leader_lease",
-        "controller/instance/test_standby",
-        "scenarios/test_unwritable_ledger",
-        "controller/instance/test_standby_tree",
-        "evaluator/test_client",
-        "evaluator/test_evaluation",
-        "scenarios/test_run",
-        "docs/test_operations",
-    ),
-    *("publish/test_publisher_kill", "cli/commands/test_init"),
-    *(
-        "cli/commands/test_instance_control",
-        "endpoint/test_boot_gate",
-        "scenarios/test_kill",
-        "resolve/test_secret_scan",
-        "endpoint/test_server",
-    ),
-    *("scenarios/test_ordinary_days", "endpoint/test_tls", "project/test_project", "controller/test_commit_judgement"),
-    *(
-        "git/test_fetch",
-        "resolve/test_fleet_decisions_properties",
-        "evaluator/test_evaluation_properties",
-        "controller/test_offered_files_properties",
-        "scenarios/test_running_instances",
-        "scenarios/test_machine_lives",
-    ),
-    *("controller/bmcs/test_schedule", "fleet/test_yaml", "review/test_harmless_changes", "git/test_remote"),
-    *(
-        "git/test_snapshots",
-        "publish/targets/test_s3",
-        "endpoint/test_access_control",
-        "endpoint/test_boot_responses",
-        "resolve/test_templates",
-    ),
-    *("scenarios/test_site_lives", "scenarios/test_targets", "cli/test_main"),
-    *("controller/bmcs/test_desired_state_power", "bmc/test_override_steps_over_http"),
-    *("scenarios/test_installations", "test_problems", "bmc/redfish/test_client", "git/test_clone"),
-    *(
-        "docs/test_hardware",
-        "cli/commands/test_bmc",
-        "bmc/test_credentials_access",
-        "publish/test_mirror_comparison",
-    ),
-    *(
-        "endpoint/test_api",
-        "endpoint/test_app",
-        "endpoint/test_webhooks",
-        "controller/records/test_ledger_trust",
-    ),
+    "packages/test_debian",
+    "boots/test_ipxe",
+    "boots/test_grub",
+    "boots/test_ipv6",
+    "boots/test_whole_way",
+    "boots/test_paths",
+    "boots/test_aarch64",
+    "boots/test_kea",
+    "scenarios/test_unwritable_ledger",
+    "publish/targets/test_folder_rsync",
+    "project/test_run_example",
+    "controller/instance/test_standby",
+    "endpoint/test_server",
+    "scenarios/test_targets",
+    "controller/instance/test_standby_tree",
+    "scenarios/test_site_lives",
+    "ledger/test_leader_lease",
+    "scenarios/test_mirror_caches",
+    "publish/test_publisher_kill",
+    "evaluator/test_client",
+    "publish/test_mirror_program",
+    "cli/commands/test_init_ci_hostile",
+    "publish/test_signed_list",
+    "git/test_fetch",
+    "publish/test_signed_list_check",
+    "endpoint/test_recorder",
+    "scenarios/test_credential_files",
+    "endpoint/test_boot_gate",
+    "fetchlog/test_access_logs",
+    "controller/test_checkpoint",
+    "endpoint/test_api",
+    "scenarios/test_run",
+    "scenarios/test_sites",
+    "cli/commands/test_init",
+    "docs/test_operations",
+    "scenarios/test_kill",
+    "project/test_benchmarks",
+    "publish/test_mirror_repair",
+    "scenarios/test_running_instances",
+    "render/test_web_servers",
+    "evaluator/test_evaluation",
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {
@@ -196,6 +177,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
     return cases.lives
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    from tests.helpers.instance_with_bmcs import Rack
+
+    with Rack(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -39,12 +39,6 @@ def token(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
 @for_each(
     ("case", "status", "expected"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Stage
 from tests.helpers.fleets import SEED, maintenance
 from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.running_instance import Repository, eventually, git
+from tests.helpers.running_instance import Repository, eventually, git, locked_ledger
 
 
 @pytest.fixture(autouse=True)
@@ -91,15 +90,12 @@ def test_a_ledger_that_cannot_be_written_ends_no_instance(tmp_path: Path, reposi
     with in_process(tmp_path, repository.bare) as parts:
         loop(parts, events.append).once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
-        other = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        loop(parts, events.append).once()
+        with locked_ledger(tmp_path / "state"):
+            loop(parts, events.append).once()
         assert [event.type for event in events] == ["Fetched", "Fetched"]
         assert [event.type for event in parts.events].count("LedgerFailed") == 1
         assert conditions(parts)["LedgerWritable"] is False
         assert parts.reconciler.status.applied == good
-        other.execute("ROLLBACK")
-        other.close()
         loop(parts, events.append).once()
         assert conditions(parts)["LedgerWritable"] is True
         assert parts.reconciler.status.applied == next_commit

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +20,6 @@ from tests.helpers.running_instance import Instance, eventually, running
 
 ONCE = ("Once", "Pxe")
 REASON = ("--reason", "INC-4711")
-
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
 
 
 def noted(instance: Instance, type: str) -> list[str]:

@@ -19,15 +19,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, Self
 from unittest.mock import patch
 
-import pytest
-
 from gitboot.cli.main import main
-from gitboot.controller import checkpoint
-from gitboot.controller.instance import standby
 from gitboot.ledger.location import PostgresAddress
 from tests.helpers.fleets import configured, fleet, give_credentials, image, mac_of, naming, policy, profile, uuid_of
 from tests.helpers.fleets import server as server_document
-from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.instance_in_process import evaluated_here
 from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql
 from tests.helpers.redfish_double.machine import Machine
@@ -240,29 +235,7 @@ def boots(instance: Instance, blade: Blade) -> str:
 LEASE_S: Final = 10  # long enough for a host that is slow; who is killed is not waited for so long
 
 
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgresql() as server:
-        yield server
-
-
 LARGE: Final = 100  # servers: so many have checkpoints and prepared trees
-
-
-@pytest.fixture
-def large_fleets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a fleet of `LARGE` servers for a large one, here and in the instances of a test."""
-    modules = checkpoint, standby
-    names = ", ".join(module.__name__ for module in modules)
-    monkeypatch.setenv(RUN_FIRST, f"import {names}\nfor module in ({names}): module.WORTH = {LARGE}")
-    for module in modules:
-        monkeypatch.setattr(module, "WORTH", LARGE)
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -129,6 +130,14 @@ def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
         note_address(state / LEDGER, address)
     with Store.open(state / LEDGER) as ledger:
         return ledger.progress[0]
+
+
+@contextmanager
+def locked_ledger(state: Path) -> Iterator[None]:
+    """A block in which another process holds the lock of the SQLite ledger in a state directory."""
+    with closing(sqlite3.connect(state / LEDGER, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def begin(state: Path, records: str | Path) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from socket import gethostname
 
@@ -18,13 +17,7 @@ from gitboot.fetchlog.spool import files
 from tests.helpers.fleets import uuid_of
 from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.helpers.running_instance import Instance, eventually, running
-
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
+from tests.helpers.running_instance import Instance, eventually, locked_ledger, running
 
 
 @contextmanager
@@ -32,14 +25,6 @@ def server_stopped(server: PostgresServer) -> Iterator[None]:
     server.stop(signal.SIGQUIT)
     yield
     server.start()
-
-
-@contextmanager
-def ledger_locked(rack: Rack) -> Iterator[None]:
-    with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.execute("ROLLBACK")
 
 
 def passes(instance: Instance) -> None:
@@ -53,7 +38,7 @@ def failures(instance: Instance) -> list[str]:
 
 
 def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(rack: Rack) -> None:
-    takes_nothing(rack, lambda: ledger_locked(rack), "locked")
+    takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
 
 
 def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -51,8 +50,7 @@ from tests.helpers.instance_with_bmcs import POOL, Blade, Rack, typed, until_con
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, eventually
-from tests.scenarios.test_running_instances import ledger_locked
+from tests.helpers.running_instance import Repository, eventually, locked_ledger
 
 PASSWORD = "correct horse"
 WEB01 = SystemUuid(uuid_of("web01"))
@@ -60,12 +58,6 @@ IN_WINDOW = "20T11:00 20T13:00"
 
 
 # With real processes
-
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
 
 
 def repair_until(end: datetime) -> tuple[str, ...]:
@@ -136,11 +128,11 @@ def _is_set_or_over(rack: Rack, web: Blade, end: datetime) -> bool:
 
 
 def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locked(rack: Rack) -> None:
-    ends_its_window(rack, lambda: ledger_locked(rack))
+    ends_its_window(rack, lambda: locked_ledger(rack.state))
 
 
 def test_finding_c2_a_window_ends_though_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
-    ends_its_window(rack, lambda: ledger_locked(rack), restarts=True)
+    ends_its_window(rack, lambda: locked_ledger(rack.state), restarts=True)
 
 
 @contextmanager
@@ -207,27 +199,11 @@ def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgre
 # Pass by pass
 
 
-class Locked:
-    def __init__(self, bench: Bench, folder: Path) -> None:
-        bench.ledger.database.execute("PRAGMA busy_timeout = 0")
-        self._other = sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)
-
-    def lock(self) -> None:
-        self._other.execute("BEGIN IMMEDIATE")
-
-    def unlock(self) -> None:
-        self._other.execute("ROLLBACK")
-
-    def close(self) -> None:
-        self._other.close()
-
-
 @contextmanager
 def locked(bench: Bench, folder: Path) -> Iterator[None]:
-    with closing(Locked(bench, folder)) as lock:
-        lock.lock()
+    bench.ledger.database.execute("PRAGMA busy_timeout = 0")
+    with locked_ledger(folder):
         yield
-        lock.unlock()
 
 
 @pytest.fixture
@@ -337,12 +313,8 @@ class Restarting:
         parts.source.fetch()
         parts.reconciler.reconcile(self.now)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        with closing(sqlite3.connect(self.folder / "state" / "ledger.sqlite", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            yield
-            other.execute("ROLLBACK")
+    def locked(self) -> AbstractContextManager[None]:
+        return locked_ledger(self.folder / "state")
 
     def boots(self, name: str) -> str:
         return (self.folder / "output" / self._entry(name)).read_text()

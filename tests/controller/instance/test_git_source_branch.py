@@ -23,7 +23,7 @@ from tests.controller.test_reconcile import fleet_files
 from tests.helpers.git_repositories import Work, git_daemon
 from tests.helpers.instance_in_process import in_process
 from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.running_instance import Instance, eventually, running
+from tests.helpers.running_instance import Instance, eventually, locked_ledger, running
 from tests.scenarios.test_credential_files import until
 
 MAIN = FollowedBranch("refs/heads/main", is_default=True)
@@ -168,12 +168,10 @@ def test_finding_r2_a_dry_run_looks_at_the_stored_branch(work: Work, tmp_path: P
 def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: Work, tmp_path: Path) -> None:
     with in_process(tmp_path, work.path) as parts:
         loop = Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None)
-        with closing(sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with locked_ledger(tmp_path / "state"):
             loop.once()
             assert not parts.reconciler.status.condition("SourceReady")
             assert (parts.reconciler.status.attempted, parts.source.latest()) == (None, None)
-            other.execute("ROLLBACK")
         work.git("switch", "--quiet", "--create", "release")
         loop.once()
         assert parts.reconciler.status.condition("SourceReady")

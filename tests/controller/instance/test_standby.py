@@ -43,17 +43,12 @@ from tests.helpers.instance_with_bmcs import (
     Rack,
     apart,
     boots_at_host,
-    large_fleets,
     pair,
-    rack,
-    server,
     typed,
     until_condition,
 )
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin, eventually, git
-
-__all__ = ["large_fleets", "rack", "server"]  # fixtures
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand

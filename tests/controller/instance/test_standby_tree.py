@@ -39,15 +39,10 @@ from tests.helpers.instance_with_bmcs import (
     Pair,
     Rack,
     boots_at_host,
-    large_fleets,
     pair,
-    rack,
-    server,
 )
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.running_instance import begin, eventually
-
-__all__ = ["large_fleets", "rack", "server"]  # fixtures
 
 pytestmark = pytest.mark.usefixtures("large_fleets")
 

@@ -188,28 +188,6 @@ class Origin:
         return True
 
 
-@dataclass
-class Asked:
-    """The labels of everything that is ever asked for: each is another."""
-
-    installs: int = 1
-    wipes: int = 0
-    repairs: int = 0
-    images: dict[str, int] = field(default_factory=dict)
-
-    def install(self) -> str:
-        self.installs += 1
-        return f"install-{self.installs}"
-
-    def wipe(self) -> str:
-        self.wipes += 1
-        return f"wipe-{self.wipes}"
-
-    def repair(self) -> str:
-        self.repairs += 1
-        return f"repair-{self.repairs}"
-
-
 def ask_of(ways: Ways) -> Ask:
     """What an installation by these ways may come to."""
     return Ask(boots=ways.boots, attempts=ways.attempts if ways.evidence == "Reported" else 1)
@@ -273,7 +251,7 @@ class RunningSite:
     # What is true
     skew: timedelta = timedelta(0)  # of the host's clock, which instance and endpoint go by
     commit: Commit = field(default_factory=Commit)
-    asked: Asked = field(default_factory=Asked)
+    asked: Counter[str] = field(default_factory=lambda: Counter(install=1))  # by kind, how many boots of it
     trailers: list[str] = field(default_factory=list)  # of all messages that have acknowledged anything
     seen: set[str] = field(default_factory=set)  # commits that the instance may have accepted
     since: list[Commit] = field(default_factory=list)  # the commits one of which the instance goes by
@@ -369,9 +347,13 @@ class RunningSite:
         addresses = {name: server.url for name, server in self.bmcs.items()}
         self.origin.push(self.commit.files(self.ways, addresses, self.own.path, self.ledger), message)
 
+    def new_label(self, kind: str) -> str:
+        self.asked[kind] += 1
+        return f"{kind}-{self.asked[kind]}"
+
     def ask_for_installation(self, message: str = "Install it again", *, acknowledged: bool = True) -> None:
         """A commit by which it is to be installed."""
-        label = self.asked.install()
+        label = self.new_label("install")
         ask = ask_of(self.ways)
         ask.acknowledged = acknowledged and not self.ways.is_guarded
         self.book.ask(label, ask)
@@ -381,18 +363,18 @@ class RunningSite:
         self.push(message, label=label, image=image, provision=self.commit.provision + 1)
 
     def ask_for_repair(self, window: Window) -> None:
-        label = self.asked.repair()
+        label = self.new_label("repair")
         ask = ask_of(self.ways)
         ask.writes, ask.windows = False, [window]
         self.book.ask(label, ask)
         self.push(job=Job(label=label, window=window))
 
     def ask_for_wipe(self, window: Window, power: str | None = None) -> None:
-        label = self.asked.wipe()
+        label = self.new_label("wipe")
         ask = ask_of(Ways())
         ask.windows, ask.acknowledged = [window], not self.ways.is_guarded
         self.book.ask(label, ask)
-        self.push(job=Job(label=label, window=window, run=self.asked.wipes, power=power))
+        self.push(job=Job(label=label, window=window, run=self.asked["wipe"], power=power))
 
     # The instance
 

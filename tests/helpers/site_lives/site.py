@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from unittest.mock import patch
 
 import psycopg
 
-from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother, PublishError
@@ -40,7 +38,7 @@ from tests.helpers.instance_in_process import Parts
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.published_trees import TargetKilled, bring_up, killed_after
 from tests.helpers.redfish_double.profiles import ENABLED
-from tests.helpers.running_instance import ledger_in
+from tests.helpers.running_instance import ledger_in, locked_ledger
 from tests.helpers.site_lives.book import GRACE, Window
 from tests.helpers.site_lives.processes import (
     Fate,
@@ -85,7 +83,7 @@ class Site(RunningSite):
         """
         if self.commit.spare is not None:
             return
-        label = self.asked.install()
+        label = self.new_label("install")
         ask = ask_of(self.ways)
         ask.acknowledged = not (self.ways.is_guarded and self._is_installed)
         self.book.ask(label, ask)
@@ -241,12 +239,8 @@ class Site(RunningSite):
             return
         if self.instance is not None:  # waits for no lock: whoever holds it keeps it
             self.instance.ledger.database.execute("PRAGMA busy_timeout = 0")
-        with closing(sqlite3.connect(self.folder / "state" / LEDGER, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-            finally:
-                other.execute("ROLLBACK")
+        with locked_ledger(self.folder / "state"):
+            yield
         if self.instance is not None:
             self.instance.ledger.database.execute("PRAGMA busy_timeout = 5000")  # as sqlite3.connect sets it
 
