@@ -166,9 +166,6 @@ class Project:
             api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
-    def shows(self, commit: str) -> str:
-        return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
-
     def links(self) -> dict[str, str]:
         """Its pages of a commit, of a line and who wrote it, and of a file's history: {commit}, {path}, {line}."""
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
@@ -209,7 +206,7 @@ class Forge:
             "state": self._api.states[verdict.judgement],
             self._api.name_key: self._name,
             "description": verdict.description,
-            "target_url": self._link or self._project.shows(verdict.commit),
+            "target_url": self._link or self._project.links()["commit"].format(commit=verdict.commit),
         }
         self._asked(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 

@@ -307,7 +307,7 @@ def running(
     uptime: Callable[[], Uptime] = uptime,
     lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
-    """The instance that settings describe, over its own ledger, clone and tree. Other instances have none of them meanwhile.
+    """The instance that settings describe, over its own ledger, clone and tree, which no other instance has meanwhile.
 
     Where another may have the ledger all the same, whose lease it takes then, ``lost`` is called from a thread.
 
