@@ -303,8 +303,8 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
         this.components.tell(event)
     knowledge, schedule = changes[-1].knowledge, state.schedule
     if ready.results:
-        schedule = note_results(schedule, ready.results, changes[-1].judged, knowledge, this.at)
-    if hurried := frozenset().union(*(each.hurried for each in changes)):
+        schedule = note_results(schedule, ready.results, changes[-1].news.judged, knowledge, this.at)
+    if hurried := frozenset[SystemUuid]().union(*(each.news.hurried for each in changes)):
         schedule = reschedule_now(schedule, hurried, this.at)
     return replace(
         state,
