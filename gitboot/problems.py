@@ -30,6 +30,10 @@ class Code(StrEnum):
         """What to do, as it stands behind a message."""
         return self.fix[0].lower() + self.fix[1:].removesuffix(".")
 
+    def problem(self, message: str, path: str = ".") -> Problem:
+        """Return a problem of a whole file, or of the whole fleet."""
+        return Problem(path=path, line=1, column=1, code=self, message=message, hint=self.hint)
+
     # The YAML and its values: GB1…
 
     NOT_YAML = (

@@ -52,7 +52,6 @@ class ReadResults:
         return Sighting(presence=presence, message=message, head=head)
 
     def store(self, file: BootFile, found: Sighting) -> None:
-        """Store what gitboot read of a file."""
         if self._cache is not None and (key := _key_of(file, found.head)) is not None:
             with self._lock:
                 self._cache.insert_many(READ, {key: encode((found.presence, found.message))})
@@ -374,7 +373,6 @@ class Lookout:
             thread.start()
 
     def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Look at these from now on, and at no others; ``bases`` are the fleet's own base URL, and its sites'."""
         wanted = frozenset(files)
         with self._changed:
             if wanted == self._wanted and bases == self._bases:
@@ -395,7 +393,6 @@ class Lookout:
             self._changed.notify_all()
 
     def seen(self) -> Mapping[BootFile, Sighting]:
-        """What was seen of them last; the same object for as long as that is the same."""
         with self._changed:
             if self._is_news:
                 self._seen, self._is_news = dict(self._now), False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -82,7 +82,6 @@ class WebFetcher:
             return _head_of(answer, url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Read it by GET, in a range where that is asked for and given."""
         return _content(partial(self._answer, "GET", url), partial(_head_of, url=url), offset)
 
     @contextmanager
@@ -128,7 +127,7 @@ def _content(
             if is_part and _number(first) != wanted:
                 given = first or "none"
                 raise HostUnreachable(f"asked for what follows {wanted} bytes, and was given what follows {given}")
-            yield Content(head_of(answer), wanted if is_part else 0, _chunks(answer))
+            yield Content(head_of(answer), wanted if is_part else 0, iter(partial(answer.read, CHUNK), b""))
             return
     if not wanted:
         raise HostUnreachable(f"no range was asked for, and the answer is {_NO_RANGE}")
@@ -146,11 +145,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and text.isascii() else None
 
 
-def _chunks(answer: AnswerStream) -> Iterator[bytes]:
-    while chunk := answer.read(CHUNK):
-        yield chunk
-
-
 # Below a directory
 
 
@@ -161,19 +155,13 @@ class FolderFetcher:
         self._folder, self._url = folder, url
 
     def head(self, url: str) -> ArtifactHead:
-        """What the file system says of the file."""
         return _head_of_file(self._found(url))
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
-        """Read the file."""
         path = self._found(url)
-        head = _head_of_file(path)
-        chunks = _chunks_of_file(path, offset)
-        try:
-            yield Content(head, offset, chunks)
-        finally:
-            chunks.close()
+        with closing(_chunks_of_file(path, offset)) as chunks:
+            yield Content(_head_of_file(path), offset, chunks)
 
     def _found(self, url: str) -> Path:
         path = unquote(urlsplit(url.removeprefix(self._url)).path)
@@ -215,13 +203,11 @@ class RegistryFetcher:
         self._registries = registries
 
     def head(self, url: str) -> ArtifactHead:
-        """What the registry says of a blob."""
         with _told(), self._registries.blob(OciReference.parse(url), method="HEAD") as answer:
             return _head_of_blob(answer, url)
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
-        """Read a blob, in a range where that is asked for and given."""
         reference = OciReference.parse(url)
         with (
             _told(),

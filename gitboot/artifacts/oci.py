@@ -371,7 +371,6 @@ class OciReference:
         return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
 
     def at(self, digest: Digest) -> OciReference:
-        """What has that digest in the same repository."""
         return replace(self, tag=None, digest=digest)
 
     @property
@@ -459,10 +458,9 @@ def resolve(
 
 
 def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
-    found = files(layers, str(reference))
     artifacts = {
         role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
-        for role, several in found.items()
+        for role, several in files(layers, str(reference)).items()
     }
     return {
         role: artifacts[role] if role == "initrds" else artifacts[role][0]

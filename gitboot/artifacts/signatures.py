@@ -168,12 +168,8 @@ class SignatureCheck:
     def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
         """Each file of an image, by architecture; ``only`` those with these digests, where that is given."""
         for architecture, artifacts in sorted(image.spec.architectures.items()):
-            found: list[tuple[Field, Artifact | None]] = [
-                ((name,), getattr(artifacts, name)) for name in ("kernel", "rootfs", "uki", "iso", "loader")
-            ]
-            found += [(("initrds", number), initrd) for number, initrd in enumerate(artifacts.initrds)]
-            for at, artifact in found:
-                if artifact is None or (only is not None and artifact.sha256 not in only):
+            for at, artifact in artifacts.files():
+                if only is not None and artifact.sha256 not in only:
                     continue
                 by, fault = None, None
                 try:

@@ -115,15 +115,6 @@ class Marks:
 NO_MARKS: Final = Marks()
 
 
-def with_clock(marks: Marks, *, bmc_time: str, manager_reset_time: str | None, at: datetime) -> Marks:
-    """Add what the Manager shows to ``marks``, read ``at`` by our clock; nothing where its time is none."""
-    shown = _instant(bmc_time)
-    if shown is None:
-        return marks
-    ahead = round((shown - at).total_seconds())
-    return replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead, manager_reset_time=manager_reset_time)
-
-
 def _differ(before: str, after: str) -> bool:
     then, now = _instant(before), _instant(after)
     return then != now if then is not None and now is not None else before != after

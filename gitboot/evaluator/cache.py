@@ -125,14 +125,12 @@ MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the l
 _BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
 
 
-class Results(Protocol):
-    """Results of earlier evaluations, by kind and key."""
+class Cache(Protocol):
+    """Results of evaluations, by kind and key."""
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         """Return the known values by key."""
 
-
-class Cache(Results, Protocol):
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet."""
 
@@ -184,11 +182,11 @@ def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
         yield batch
 
 
-def lookup(results: Results | None, wanted: Wanted) -> Known:
-    """Answer a lookup; without results, each key is a miss. Raises ValueError for too many keys."""
+def lookup(cache: Cache | None, wanted: Wanted) -> Known:
+    """Answer a lookup; without a cache, each key is a miss. Raises ValueError for too many keys."""
     if len(wanted.keys) > protocol.MAX_KEYS:
         raise ValueError(f"{len(wanted.keys):,} keys at once")
-    return Known(dict(results.get_many(wanted.kind, wanted.keys)) if results is not None else {})
+    return Known(dict(cache.get_many(wanted.kind, wanted.keys)) if cache is not None else {})
 
 
 def serve_cache(

@@ -171,8 +171,6 @@ class _Spooled(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Asked:
-    """A question and its answer, which may arrive later."""
-
     revision: Revision
     base: Commit | None
     answer: Future[Evaluated]

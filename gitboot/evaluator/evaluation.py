@@ -19,9 +19,9 @@ from msgspec.msgpack import Encoder
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.evaluator.cache import (
+    Cache,
     DecidedRow,
     Decoded,
-    Results,
     decision_of,
     decoded_row,
     decoded_servers,
@@ -96,7 +96,6 @@ class FleetSummary:
 
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
-        """Every pin and hold, in the order of their servers and streams."""
         return tuple(opt_outs(self._loaded.repository))
 
     @cached_property
@@ -194,7 +193,7 @@ class Evaluator:
         snapshots: Snapshots,
         *,
         begun: Callable[[int], None] = lambda _: None,
-        results: Results | None = None,
+        results: Cache | None = None,
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
@@ -266,7 +265,6 @@ class _Evaluating:
         self._rows: Mapping[str, DecidedRow] = {}
 
     def evaluation(self) -> Evaluation:
-        """Return the evaluation. Raises `InvalidRepository` with every problem of the commit."""
         beside = self._beside
         before = beside.loaded if beside is not None else None
         listing = list_files(self._snapshot, before)

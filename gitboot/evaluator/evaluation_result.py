@@ -69,7 +69,6 @@ class Commit:
         )
 
     def without_servers(self) -> Commit:
-        """Return the part of the commit that is not about servers."""
         return replace(
             self,
             decisions=replace(self.decisions, servers={}, networks={}),
@@ -94,7 +93,6 @@ class Commit:
         return sorted(found, key=lambda machine: machine.name)
 
     def called(self, machines: Iterable[SystemUuid]) -> frozenset[str]:
-        """Return the server names of these machines, without machines that the commit does not have."""
         return frozenset(self.machines[uuid].name for uuid in machines if uuid in self.machines)
 
     @property
@@ -120,7 +118,6 @@ class Evaluated:
 
 
 def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
-    """Return the values that an instance gets of a repository with its decisions."""
     return Commit(
         revision=repository.revision,
         fleet=repository.fleet.spec,

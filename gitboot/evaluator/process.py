@@ -158,7 +158,6 @@ def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping
 
 
 def _servers(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
-    """Yield the parts of each server that differ from the base, sorted by name."""
     base, head, names = pair.base, pair.head, pair.servers
     explained: Collection[str] = ()
     if (page := _explanations(head)) is not None:
@@ -289,7 +288,6 @@ def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
 
 
 def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Commit:
-    """Return the part of the report that is not about servers, as that of a ``revision``."""
     repository, decisions = commit.repository, commit.decided.decisions
     return Commit(
         revision=revision,

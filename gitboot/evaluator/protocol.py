@@ -60,8 +60,7 @@ class Allowance:
 
 
 def exceeded(what: str) -> Problem:
-    code = Code.LIMITS
-    return Problem(path=".", line=1, column=1, code=code, message=what, hint=code.hint)
+    return Code.LIMITS.problem(what)
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -371,7 +371,6 @@ class _Opened:
         return _Place(self.offset, self._mark(self.offset))
 
     def holds(self, place: _Place) -> bool:
-        """Whether this is the file that was read so far, or a copy of it."""
         return place.offset <= self.stat.st_size and place.mark == self._mark(place.offset)
 
     def _mark(self, offset: int) -> str:

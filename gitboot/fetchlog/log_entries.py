@@ -109,7 +109,6 @@ def proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
 
 
 def unnamed_message(proxies: Iterable[UnnamedProxy]) -> str:
-    """Return what requests with X-Forwarded-For from addresses that are no trusted proxies mean."""
     named = proxies_to_name(proxies)
     return (
         f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which the setting trusted-proxies "
@@ -208,7 +207,6 @@ class Observation:
 
     @property
     def is_open_intent(self) -> bool:
-        """Whether it is the line of an intent, which leaves the outcome open."""
         return self.intent is not None and self.outcome is None
 
     @property

@@ -105,7 +105,6 @@ class AllUnread:
             self._names |= {(found.kind, name) for name in found.names}
 
     def may_hold(self, kind: str, name: str) -> bool:
-        """Return whether one of these documents may be this resource."""
         return any(each in self._unknown or (each, name) in self._names for each in (kind, None))
 
 

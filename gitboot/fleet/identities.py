@@ -130,7 +130,6 @@ class BmcAccess:
 
     @property
     def by_ipmi(self) -> bool:
-        """Return whether gitboot reaches this BMC by IPMI, and not by Redfish."""
         return self.address.lower().startswith("ipmi:")
 
     @property

@@ -68,7 +68,6 @@ class FleetRepository:
         hint: str = "",
         severity: Severity = Severity.ERROR,
     ) -> Problem:
-        """Return a problem at the place of a field of a resource."""
         file, place = self.place(resource, *path)
         return Problem(
             path=file,

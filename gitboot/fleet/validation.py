@@ -458,7 +458,6 @@ class Draft:
         self._twice: set[Id] = set()
 
     def add(self, path: str, parsed: ParsedBlob) -> None:
-        """Add the resources and the problems of the file at ``path``."""
         self.problems += (replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)

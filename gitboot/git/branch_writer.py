@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Arrived, Fetching, InThisProcess, Order, Work
-from gitboot.git.history import date_of
+from gitboot.git.history import date_of, file_in
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
 from gitboot.git.snapshots import fleet_folder
@@ -60,11 +60,7 @@ class OwnedBranch:
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit; None where it has none there."""
         with self._opened() as ours, blaming(self._path):
-            try:
-                found = _tree_of(ours, commit)[path]
-            except KeyError:
-                return None
-            return found.data if isinstance(found, pygit2.Blob) else None
+            return file_in(ours, CommitReader(ours).peel(commit), path)
 
     def commit(
         self,
@@ -78,7 +74,10 @@ class OwnedBranch:
         with self._opened() as ours, blaming(self._path):
             index = pygit2.Index()
             if parent is not None:
-                index.read_tree(_tree_of(ours, parent))
+                tree = tree_of(ours, CommitReader(ours).peel(parent))
+                if tree is None:
+                    raise KeyError(f"commit {parent} names no tree")
+                index.read_tree(tree)
             for path, content in changes.items():
                 if content is not None:
                     index.add(pygit2.IndexEntry(path, ours.create_blob(content()), FileMode.BLOB))
@@ -106,15 +105,7 @@ class OwnedBranch:
             yield ours
 
 
-def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
-    tree = tree_of(ours, CommitReader(ours).peel(commit))
-    if tree is None:
-        raise KeyError(f"commit {commit} names no tree")
-    return tree
-
-
 def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
-    """Who wrote a commit of a clone, and when; None where it is not there."""
     with clone.reading() as ours:
         if revision not in ours.odb:
             return None

@@ -81,10 +81,6 @@ class Source:
         return self._remote.reference
 
     @property
-    def tag(self) -> str:
-        return tag_of(self._remote)
-
-    @property
     def elsewhere(self) -> tuple[str, str] | None:
         """Return a word and a sentence if HEAD has left the branch that gitboot found at the first start.
 
@@ -161,6 +157,14 @@ class Source:
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         return _snapshot(self.clone, revision, previous)
+
+    def tag_on(self, revision: Revision) -> bytes | None:
+        """The annotated tag that the remote's reference means, as Git stores it, if it is one and on this commit."""
+        with self.clone.reading() as ours:
+            reference = ours.references.get(tag_of(self._remote))
+            if reference is None or peel_reference(ours, reference).revision != revision:
+                return None
+            return ours.read(reference.target)[1]
 
     # What the remote has
 
@@ -252,7 +256,6 @@ class Source:
 
 
 def detached(remote: Remote) -> str:
-    """Return the message for a repository that does not tell which branch to follow."""
     return (
         f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked out with "
         "--rev HEAD"
@@ -261,15 +264,6 @@ def detached(remote: Remote) -> str:
 
 def _with_reference(remote: Remote, followed: FollowedBranch | None) -> Remote:
     return replace(remote, reference=followed.reference) if followed is not None else remote
-
-
-def tag_on(source: Source, revision: Revision) -> bytes | None:
-    """The annotated tag that the remote's reference means, as Git stores it, if it is one and on this commit."""
-    with source.clone.reading() as ours:
-        reference = ours.references.get(source.tag)
-        if reference is None or peel_reference(ours, reference).revision != revision:
-            return None
-        return ours.read(reference.target)[1]
 
 
 def _sweep(clone: Path, but: str | None = None) -> None:
@@ -326,10 +320,6 @@ def accepted_snapshot(state: Path) -> Snapshot:
     Raises `UsageError` where none was accepted yet.
     """
     clone = Stored(state / CLONE, CorruptClone)
-    if clone.path.exists():
-        with clone.reading() as ours:
-            reference = ours.references.get(ACCEPTED)
-            if reference is not None:
-                revision = peel_reference(ours, reference).revision
-                return of_commit(clone, revision, folder_at(ours, revision))
-    raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")
+    if (revision := _at(clone, ACCEPTED)) is None:
+        raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")
+    return _snapshot(clone, revision, None)

@@ -112,7 +112,6 @@ def date_of(who: Person) -> datetime:
 
 
 def named(who: Person) -> str:
-    """Name <address>, on one line."""
     return one_line(f"{_text(who.name)} <{_text(who.email)}>")
 
 
@@ -178,10 +177,10 @@ def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revis
     lines: dict[int, CommitSummary] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
-    content = _content(git, newer, path)
+    content = file_in(git, newer, path) or b""
     origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> line in the newest
     for older in [*islice(reader.first_parents(commit), 1, None), None]:
-        before = _content(git, older, path) if older is not None else b""
+        before = (file_in(git, older, path) if older is not None else None) or b""
         if before == content and older is not None:
             newer = older
             continue
@@ -194,12 +193,11 @@ def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revis
     return lines
 
 
-def _content(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes:
+def file_in(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
+    """Return a file of a commit. None: the commit has no such file."""
     tree = tree_of(git, commit)
-    if tree is None or path not in tree:
-        return b""
-    found = tree[path]
-    return found.data if isinstance(found, pygit2.Blob) else b""
+    found = tree[path] if tree is not None and path in tree else None
+    return found.data if isinstance(found, pygit2.Blob) else None
 
 
 def _kept(old: bytes, new: bytes) -> dict[int, int]:
@@ -241,7 +239,6 @@ def _sorted_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen
 
 
 def ancestors(reader: CommitReader, tips: Iterable[pygit2.Oid]) -> set[pygit2.Oid]:
-    """Return these commits and all that led to them."""
     return set(_sorted_topologically(reader, tips, seen=set()))
 
 
@@ -323,7 +320,6 @@ def message_of(commit: CommitObject) -> Message:
 
 
 def has_acknowledgement(commit: CommitObject) -> bool:
-    """Return whether a commit's message may have a line that acknowledges something."""
     return _ACKNOWLEDGEMENT.search(commit.message) is not None
 
 
@@ -486,10 +482,7 @@ def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, fol
 
 def _conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
     """A problem for each file of the fleet that does not merge; what clashes beside the fleet is not its own."""
-    code = Code.MERGE_CONFLICT
     for sides in conflicts:
         path = str(next(side.path for side in sides if side is not None))
-        if not path.startswith(prefix):
-            continue
-        path = path.removeprefix(prefix)
-        yield Problem(path=path, line=1, column=1, code=code, message="the two branches do not merge", hint=code.hint)
+        if path.startswith(prefix):
+            yield Code.MERGE_CONFLICT.problem("the two branches do not merge", path.removeprefix(prefix))

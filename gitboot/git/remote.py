@@ -124,11 +124,6 @@ class Head(NamedTuple):
     is_checked_out: bool = False  # whether the repository has a work tree
 
 
-class Refs(NamedTuple):
-    heads: Heads
-    head: Head
-
-
 def head_of(repository: pygit2.Repository) -> Head:
     branch = None
     with suppress(KeyError):
@@ -190,7 +185,7 @@ class Conversation:
             # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
-    def refs(self) -> Refs:
+    def refs(self) -> tuple[Heads, Head]:
         heads: dict[str, str] = {}
         with self._translated():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
@@ -198,12 +193,12 @@ class Conversation:
                     with suppress(KeyError):  # it is unborn or dangling
                         heads[name] = str(self._local.lookup_reference(name).resolve().target)
                 note_work()
-                return Refs(heads, head_of(self._local))
+                return heads, head_of(self._local)
             steps().begin_answer(self._remote.timeout_s)
             listed = self._link.list_heads(self._callbacks)
             note_work()
             branch = next((each.symref_target for each in listed if each.name == HEAD), None)
-            return Refs({str(each.name): str(each.oid) for each in listed}, Head(branch))
+            return {str(each.name): str(each.oid) for each in listed}, Head(branch)
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
@@ -344,7 +339,6 @@ def _check_private_key(file: Path) -> None:
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
-    """Write the keys that the remote's host may show to where libssh2 looks for them."""
     parts = address(remote.url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     try:

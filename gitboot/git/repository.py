@@ -57,7 +57,6 @@ def blaming(what: object, wrong: type[SourceError] = SourceError) -> Iterator[No
 
 
 def words(error: BaseException) -> str:
-    """An error's message on one line."""
     message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
@@ -400,7 +399,6 @@ def check_subpath(path: Path, folder: str) -> None:
 
 
 def folder_of(ours: pygit2.Repository) -> str:
-    """The fleet's folder in the commits that a clone fetches."""
     return _noted(ours, _FOLDER) or ""
 
 
@@ -424,7 +422,6 @@ def note_folder(ours: pygit2.Repository, folder: str) -> None:
 
 
 def note_accepted(ours: pygit2.Repository, folder: str) -> None:
-    """Let the accepted commit have been accepted in a folder."""
     if _noted(ours, _ACCEPTED_FOLDER) != folder:
         ours.config[_ACCEPTED_FOLDER] = folder
 

@@ -85,7 +85,9 @@ class Signatures:
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
             what = f"more than {MAX_STEPS} commits lie between it and what was accepted"
-            return dict.fromkeys(revisions, _problem(f"{newest[:12]}: {what}; start once with --verify head"))
+            return dict.fromkeys(
+                revisions, Code.UNTRUSTED.problem(f"{newest[:12]}: {what}; start once with --verify head")
+            )
         failed = next(((at, fault) for at, each in enumerate(line) if (fault := self._fault(each)) is not None), None)
         if failed is None and is_cut:
             raise UsageError(f"this clone is shallow, and lacks what led to {newest[:12]}: fetch more of its history")
@@ -97,7 +99,7 @@ class Signatures:
 
     def _fault(self, revision: Revision) -> Problem | None:
         found = self._signer(revision)
-        return None if isinstance(found, Signer) else _problem(f"{revision[:12]} is {found}")
+        return None if isinstance(found, Signer) else Code.UNTRUSTED.problem(f"{revision[:12]} is {found}")
 
     def _tagger(self, revision: Revision) -> Signer | Distrusted | None:
         """Return who has signed the tag on a commit, or why that proves nothing; None: there is no such tag."""
@@ -115,7 +117,6 @@ class Signatures:
         return self._judged(revision, judge)
 
     def _judged(self, name: str, judge: Callable[[], Signer]) -> Signer | Distrusted:
-        """What was judged of something before, or is now."""
         mark = self._mark_of_keys()
         if mark != self._mark or len(self._known) > _MOST_KNOWN:
             self._known, self._mark = {}, mark
@@ -151,12 +152,7 @@ def _fault_of_tag(revision: Revision, signer: Signer | Distrusted | None) -> Pro
         message = f"{revision[:12]} is not what an annotated tag of that name, which --rev follows, points to"
     else:
         message = f"the tag on {revision[:12]} is {signer}"
-    return None if isinstance(signer, Signer) else _problem(message)
-
-
-def _problem(message: str) -> Problem:
-    code = Code.UNTRUSTED
-    return Problem(path=".", line=1, column=1, code=code, message=message, hint=code.hint)
+    return None if isinstance(signer, Signer) else Code.UNTRUSTED.problem(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

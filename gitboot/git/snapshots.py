@@ -198,7 +198,7 @@ def _named(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
 
 
 def _problem(code: Code, path: str, message: str) -> Problem:
-    return Problem(path=path[:MAX_PATH] or ".", line=1, column=1, code=code, message=message, hint=code.hint)
+    return code.problem(message, path[:MAX_PATH] or ".")
 
 
 class Blobs:

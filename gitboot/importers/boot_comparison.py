@@ -161,7 +161,6 @@ class Asker:
         return tuple(dict.fromkeys(found))
 
     def variables(self, mac: str) -> dict[str, str]:
-        """Return the variables of its iPXE."""
         hexhyp = mac.replace(":", "-")
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
         for nic in ("", "net0/"):
@@ -180,7 +179,6 @@ class OldBoot:
 
     @property
     def user_data_url(self) -> str | None:
-        """Return the URL of the user data, or None."""
         found = (_URL.search(each.partition("=")[2]) for each in self.arguments if each.partition("=")[0] in LEADS)
         return next((match[0] for match in found if match), None)
 

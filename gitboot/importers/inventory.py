@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,6 +56,11 @@ def json_of(path: str, text: str) -> Any:
             message = error.msg.removesuffix(" at").removesuffix(" starting")  # Python puts the place behind these
             where = f"line {error.lineno}, column {error.colno}: {message}"
         raise UsageError(f"{path} is no JSON: {where}") from None
+
+
+def json_files(files: Texts) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON of each file whose name ends with .json, in the order of the paths. Raises `UsageError`."""
+    return ((path, json_of(path, text)) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
 def yaml_of(path: str, text: str) -> list[Any]:

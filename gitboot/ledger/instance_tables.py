@@ -54,7 +54,6 @@ class Approval(NamedTuple):
 
     @property
     def by(self) -> str:
-        """Who approved, how and why, in words."""
         return f"{self.who}, with gitboot approve: {self.reason}"
 
 
@@ -364,14 +363,12 @@ def write(tx: Transaction, events: Iterable[Event]) -> None:
 
 
 def read_events(store: Store) -> Iterator[dict[str, Any]]:
-    """Everything that was written down, oldest first, as JSON values."""
     for at, type, message, text in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
             yield {"at": at, "type": type, "message": message, **json_value(text)}
 
 
 def accepted_commits(store: Store) -> tuple[str, ...]:
-    """Return the commits that were ever accepted, in the order of their ids."""
     found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
     with store.reading():
         commits = (json_value(facts).get("commit") for (facts,) in found)

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LeaseLost
 from gitboot.files import write_whole
+
+if TYPE_CHECKING:
+    from gitboot.ledger.postgresql import PostgresRenewing
 
 SECONDS: Final = 15.0
 SHARE: Final = 5  # of them, until it is renewed where no transaction does
@@ -100,19 +103,10 @@ class HeldLease:
             raise LeaseLost(f"{self.name}: another instance may act by this ledger: {late}")
 
 
-class Renewing(Protocol):
-    """A connection of its own, by which a lease is renewed."""
-
-    def renew(self, held: HeldLease) -> None:
-        """Renew it, where that is possible now; raises `LeaseLost` where it is another's."""
-
-    def close(self) -> None: ...
-
-
 class LeaseKeeper:
     """Renews a lease from a thread, for as long as the block runs; ``on_lost`` is called once, from there."""
 
-    def __init__(self, held: HeldLease, renewing: Renewing, on_lost: Callable[[], None]) -> None:
+    def __init__(self, held: HeldLease, renewing: PostgresRenewing, on_lost: Callable[[], None]) -> None:
         self._held, self._renewing, self._on_lost = held, renewing, on_lost
         self._asking = threading.Lock()
         self._is_unanswered = False  # whether the server did not answer when it was last asked to renew it

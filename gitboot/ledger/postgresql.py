@@ -336,6 +336,7 @@ class PostgresRenewing:
         self._connection: LimitedConnection | None = None
 
     def renew(self, held: HeldLease) -> None:
+        """Renew it, where that is possible now. Raises `LeaseLost` where it is another's."""
         used_before = self._connection is not None
         try:
             held.renewed(_renew(self._live(), held))

@@ -91,7 +91,6 @@ class SharedFetches:
 
     @contextmanager
     def _taking(self) -> Iterator[_Run]:
-        """A transaction that changes what is known of writers, unless the ledger goes on elsewhere."""
         with self._transactions.begin(lambda error: NotTaken(in_one_line(error))) as run:
             for place, holder in run(_NOT_LEFT):
                 self._refuse_left(place, holder)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
@@ -61,19 +61,22 @@ def json_value(text: str) -> dict[str, Any]:
     return value
 
 
-def parse(kind: type[T], text: str) -> T:
-    """Return a value from the JSON that `json_of` made of it. Raises ValueError for other JSON."""
-    if kind not in _DECODERS:
-        _DECODERS[kind] = json_decoder(kind)
-    found: T = _DECODERS[kind](text)
-    return found
+def parse(kind: type[T], text: str, **more: object) -> T:
+    """Return a dataclass from the JSON that `json_of` made of it, with ``more`` fields.
+
+    Raises ValueError or TypeError for other JSON. The fields of a newer gitboot would get lost.
+    """
+    found = {**json_value(text), **more}
+    if not found.keys() <= {each.name for each in fields(cast(Any, kind))}:
+        raise TypeError(f"expected the fields of {kind.__name__}")
+    return convert(found, kind)
 
 
 def _parse_or_none(kind: type[T], text: str | None) -> T | None:
     return parse(kind, text) if text is not None else None
 
 
-_DECODERS: Final[dict[Any, Callable[[str], Any]]] = {}
+_texts: Final = json_decoder(list[str])
 
 
 def _text_or_none(at: datetime | None) -> str | None:
@@ -184,7 +187,7 @@ def of_offer(offer: Offer) -> str:
 
 
 def parse_offer(plan: Digest, text: str) -> Offer:
-    return convert({**json_value(text), "plan": plan}, Offer)
+    return parse(Offer, text, plan=plan)
 
 
 def of_observation(observation: Observation, marks: Marks | None = None) -> str:
@@ -320,7 +323,6 @@ def prune(tx: Transaction, before: datetime) -> None:
 
 
 def taken(store: Store) -> dict[str, int]:
-    """How far each file of the spool was taken in, in bytes."""
     return dict(store.rows("SELECT file, taken FROM spool ORDER BY file"))
 
 
@@ -364,7 +366,7 @@ def read_machines(store: Store) -> dict[SystemUuid, Machine]:
             uuid: Machine(
                 uuid=SystemUuid(uuid),
                 name=name,
-                macs=tuple(parse(list[MacAddress], macs)),
+                macs=tuple(map(MacAddress, _texts(macs))),
                 serial=serial,
                 bmc=_parse_or_none(BmcAccess, bmc),
             )
@@ -373,7 +375,6 @@ def read_machines(store: Store) -> dict[SystemUuid, Machine]:
 
 
 def standing(store: Store) -> frozenset[SystemUuid]:
-    """The machines of the accepted commit."""
     return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
 
 
@@ -408,7 +409,6 @@ def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, Overr
 
 
 def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
-    """What is pinned, by the UUID that the document says."""
     with store.reading():
         rows = store.rows("SELECT * FROM pins ORDER BY uuid")
         return {SystemUuid(uuid): parse(Pinned, found) for uuid, found in rows}

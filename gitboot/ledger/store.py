@@ -181,7 +181,6 @@ class Store:
 
     @property
     def mark(self) -> tuple[str, int] | None:
-        """The identity and the number of changes that were last noted beside the ledger."""
         return read_mark(mark_of(self.path))
 
     @property
@@ -253,7 +252,6 @@ def _refuse_older(name: str, written: tuple[str, int] | None, found: tuple[str, 
 
 
 def mark_of(ledger: Path) -> Path:
-    """Where it is noted how far a ledger has come."""
     return ledger.with_suffix(".mark")
 
 

@@ -1,5 +1,6 @@
 """BootImage and ImageStream: what can be booted, and which version is current for whom."""
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars import Malformed, shown, text
+from gitboot.model.scalars import Malformed, Path, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 from gitboot.problems import Code
@@ -143,6 +144,14 @@ class Artifacts:
             raise Malformed(Code.COMBINATION, "nothing here can be booted", "name a kernel, a uki or an iso")
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
             raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel")
+
+    def files(self) -> Iterator[tuple[Path, Artifact]]:
+        """Yield each file with the path of its field."""
+        for name in ("kernel", "rootfs", "uki", "iso", "loader"):
+            if (artifact := getattr(self, name)) is not None:
+                yield (name,), artifact
+        for number, initrd in enumerate(self.initrds):
+            yield ("initrds", number), initrd
 
 
 @structure

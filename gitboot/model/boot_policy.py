@@ -121,7 +121,6 @@ class UserData:
 
     @property
     def templates(self) -> tuple[str, ...]:
-        """Return the paths of all templates of the user data."""
         return (self.template, *(path for _, path in self.beside.values()))
 
 

@@ -72,7 +72,6 @@ class Selector:
 
     @property
     def keys(self) -> frozenset[str]:
-        """Return the keys of the labels that the selector reads."""
         return frozenset((*self.match_labels, *(expression.key for expression in self.match_expressions)))
 
     def matches(self, name: Name, labels: Mapping[str, str]) -> bool:

@@ -25,7 +25,7 @@ from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree_changes import SHARED, Publication, amended
 from gitboot.publish.tree_reader import OWN, Tree, check_path
-from gitboot.render.endpoint_files import ListedFile, index_of, outline, render_shards, state_path
+from gitboot.render.endpoint_files import Listed, index_of, outline, render_shards, state_path
 from gitboot.render.paths import Files, is_content, is_immutable, move_order
 from gitboot.status.work_progress import Told, counted
 from gitboot.text import count
@@ -60,7 +60,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
-    listings: dict[str, ListedFile | None] = {}
+    listings: dict[str, Listed | None] = {}
     content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
     with begun(disk, at) as fresh:
         if fresh is None:

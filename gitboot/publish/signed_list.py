@@ -23,7 +23,7 @@ from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree_reader import Tree, damaged
 from gitboot.render.endpoint_files import (
     SHARED_LISTING,
-    ListedFile,
+    Listed,
     listing_path,
     parse,
     render_listing,
@@ -49,8 +49,8 @@ _SPEC_VERSION: Final = "1.0.31"  # of TUF
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # as a version, of the year 5138: a file with a higher one is not gitboot's
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
-Targets = dict[str, ListedFile]  # by target name
-Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
+Targets = dict[str, Listed]  # by target name
+Listings = Mapping[str, Listed | None]  # by server; None: the server is gone, or has no listing
 # Metadata as it is read back: what of it the next list is made from
 
 _Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
@@ -149,7 +149,7 @@ def bin_of(target: str) -> str:
 
 def amend_list(
     before: ListState | None,
-    changed: Mapping[str, ListedFile | None],
+    changed: Mapping[str, Listed | None],
     about: ListAbout,
     keys: ListKeys | None,
     now: datetime,
@@ -164,7 +164,7 @@ def amend_list(
     """
     version = max(int(now.timestamp()), least_version)
     bins = dict(before.bins) if before is not None else {}
-    rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
+    rewritten: dict[str, dict[str, Listed | None]] = {name: {} for name in _BINS if name not in bins}
     for target, each in changed.items():
         rewritten.setdefault(bin_of(target), {})[target] = each
     for name, made in bins.items():
@@ -246,10 +246,10 @@ def _checked(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _R
         raise _Unusable(str(error)) from error
 
 
-def listing_in(files: Files | None, server: str) -> ListedFile | None:
+def listing_in(files: Files | None, server: str) -> Listed | None:
     """Return the digest and size of a server's listing, from the server's files; None: there is none."""
     file = files.get(listing_path(server)) if files is not None else None
-    return ListedFile(file.sha256, len(file.content)) if file is not None else None
+    return Listed(file.sha256, len(file.content)) if file is not None else None
 
 
 class SignedList:
@@ -259,7 +259,7 @@ class SignedList:
         self._state: ListState | None = None  # of the list that lies in the tree; None: it is to be read
         self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
         self._to: str | None = None  # and the digest after them; None: this process has published nothing
-        self._changed: dict[str, ListedFile | None] = {}  # these changes: targets of servers
+        self._changed: dict[str, Listed | None] = {}  # these changes: targets of servers
         self._is_current = False  # whether this process has found or written it as it should be since the last change
         self._superseded: dict[str, datetime] = {}  # the names of files that the list does not use, and since when
 
@@ -297,11 +297,9 @@ class SignedList:
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
-        shared = render_listing(
-            shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items()))
-        )
+        shared = render_listing(shared_listing((path, Listed(*each)) for path, each in sorted(tree.shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
-        shared_target = {target_name(SHARED_LISTING): ListedFile(digest_of(shared), len(shared))}
+        shared_target = {target_name(SHARED_LISTING): Listed(digest_of(shared), len(shared))}
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
             before = None  # the changes are not those since this list, or somebody removed files of it
@@ -400,7 +398,7 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
     found = _checked(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
     if found.version != version:
         raise _Unusable("another version")
-    return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
+    return {target: Listed(each.hashes.sha256, each.length) for target, each in found.targets.items()}
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
@@ -413,15 +411,15 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
     return False
 
 
-def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
+def _all_targets(disk: Disk, tree: Tree) -> dict[str, Listed | None]:
     """Return the listing of each server, from the states that the manifest lists."""
-    found: dict[str, ListedFile | None] = {}
+    found: dict[str, Listed | None] = {}
     for server, digest in tree.servers():
         data, path = disk.read(state_path(server)), listing_path(server)
         if data is None or digest_of(data) != digest:
             raise damaged(disk, state_path(server))
         if (listed := parse(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
-            found[target_name(path)] = ListedFile(*listed)
+            found[target_name(path)] = Listed(*listed)
     return found
 
 

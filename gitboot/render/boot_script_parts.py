@@ -27,6 +27,8 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
+# By architecture, what a loader says that it was built for: a BIOS build says i386 on any x86 machine.
+BUILDS: Final = {"x86_64": ("x86_64", "i386"), "aarch64": ("arm64",)}
 WHO: Final = "?uuid=${uuid}&serial=${serial:uristring}"  # so that an endpoint can tell it from another machine
 # To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
 IPXE: Final = """\

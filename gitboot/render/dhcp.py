@@ -155,13 +155,10 @@ def _classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[E
 def _kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
     elements = []
     for each in reservations(hosts):
-        reserved = dict(version.addresses(each))
-        if each.hostname is not None:
-            reserved["hostname"] = each.hostname
         classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
         classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
-        if classes:
-            reserved["client-classes"] = classes
+        named = {"hostname": each.hostname} if each.hostname is not None else {}
+        reserved = {**version.addresses(each), **named, **({"client-classes": classes} if classes else {})}
         if reserved:
             elements.append({"hw-address": each.mac, **reserved})
     return _element_lines(elements)
@@ -271,19 +268,16 @@ class Reservation:
 
 def reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
     """Yield a reservation of every boot interface, by server. Retired servers have given their addresses back."""
-    for host in hosts:
-        if host.lifecycle is Lifecycle.RETIRED:
-            continue
-        for nic in host.nics:
-            if nic.boots:
-                yield Reservation(
-                    mac=nic.mac.replace("-", ":"),
-                    ipv4=next((address for address in nic.addresses if ":" not in address), None),
-                    ipv6=tuple(address for address in nic.addresses if ":" in address),
-                    hostname=_hostname(host.server),
-                    site=host.site,
-                    loader=host.loader,
-                )
+    for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
+        for nic in (each for each in host.nics if each.boots):
+            yield Reservation(
+                mac=nic.mac.replace("-", ":"),
+                ipv4=next((address for address in nic.addresses if ":" not in address), None),
+                ipv6=tuple(address for address in nic.addresses if ":" in address),
+                hostname=_hostname(host.server),
+                site=host.site,
+                loader=host.loader,
+            )
 
 
 # Names of servers that DHCP servers take for something else: lease times, addresses, keywords of dnsmasq's dhcp-host.
@@ -315,7 +309,6 @@ class Client:
 
     @property
     def ipv6(self) -> bool:
-        """Whether such firmware boots by IPv6, too."""
         return self.platform is not Platform.BIOS
 
 

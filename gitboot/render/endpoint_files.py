@@ -37,10 +37,10 @@ _SERVERS: Final = "ops/servers/"
 
 
 class Listed(NamedTuple):
-    """What is known of one file."""
+    """The digest and the size of a file."""
 
     sha256: str
-    size: int  # in bytes
+    size: int  # bytes
 
 
 class Need(NamedTuple):
@@ -295,13 +295,6 @@ class FileVersion(NamedTuple):
     size: int  # bytes
 
 
-class ListedFile(NamedTuple):
-    """The digest and the size of a file."""
-
-    sha256: str
-    size: int  # bytes
-
-
 @dataclass(frozen=True, slots=True)
 class WindowEnd:
     """What a copy turns its files to at the end of a maintenance window if nobody copies the tree any more."""
@@ -388,7 +381,7 @@ def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[
     return found
 
 
-def shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
+def shared_listing(files: Iterable[tuple[str, Listed]]) -> Listing:
     """Return the listing of the files for machines that belong to no server."""
     lasting = {path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)}
     return Listing(server=None, files=lasting)

@@ -11,7 +11,7 @@ from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import grub_arguments, grub_text, grub_word
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDLE, heading
+from gitboot.render.boot_script_parts import BUILDS, IDLE, heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -205,17 +205,10 @@ echo "gitboot: no boot entry can be had, on to the local disk"
 {boot_script_parts.GRUB}"""
 
 
-# GRUB's $grub_cpu: a BIOS build says i386 on any x86 machine.
-_CPUS: Final[Mapping[Architecture, tuple[str, ...]]] = {
-    Architecture.X86_64: ("x86_64", "i386"),
-    Architecture.AARCH64: ("arm64",),
-}
-
-
 def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     bodies = []
     for architecture, boot in sorted((boots or {}).items()):
-        condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in _CPUS[architecture])
+        condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in BUILDS[architecture])
         announced = grub_text(f"gitboot: unknown machine, boots {boot.image}")
         body = "\n".join(_indented(f"echo {announced}\n{_booted(boot)}".splitlines()))
         bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")

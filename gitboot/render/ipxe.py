@@ -9,7 +9,7 @@ from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import WHO, heading
+from gitboot.render.boot_script_parts import BUILDS, WHO, heading
 from gitboot.render.paths import ContentType, File, PathKind
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -191,20 +191,13 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
         yield "boot/unknown.ipxe", File(_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
-# iPXE's ${buildarch}: the architecture it was built for; a BIOS build says i386 on any x86 machine.
-_BUILDS: Final[Mapping[Architecture, tuple[str, ...]]] = {
-    Architecture.X86_64: ("x86_64", "i386"),
-    Architecture.AARCH64: ("arm64",),
-}
-
-
 def _unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     header = "#!ipxe\n# gitboot: a machine that no Server document describes\n"
     if boots is None:
         return header + boot_script_parts.IPXE
     choices, bodies = [], []
     for architecture, boot in sorted(boots.items()):
-        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in _BUILDS[architecture]]
+        choices += [f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in BUILDS[architecture]]
         announced = ipxe_text(f"gitboot: unknown machine, boots {boot.image}")
         steps = boot_steps(boot)
         tried = _retried(steps, f"_{architecture}") if not isinstance(steps, str) else f"echo {ipxe_text(steps)}\n"

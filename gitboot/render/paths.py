@@ -123,7 +123,6 @@ class PathKind(NamedTuple):
 
     @property
     def delivery(self) -> Delivery:
-        """How files of this kind are sent."""
         return _MEDIUM if self.role is Role.MEDIUM else _ANEW
 
     @property

@@ -274,9 +274,8 @@ def limited_to(
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
         instead = fallback(state.decision, plan, state.stop, state.absent)
-        if instead.boot is None and plan.data in tokens:
-            return replace(instead, data=plan.data, user_data=plan.user_data)
-        return instead
+        still_asks = instead.boot is None and plan.data in tokens
+        return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
 
     later = tuple((since, limited(plan)) for since, plan in state.later)
     return replace(state, plan=limited(state.plan), later=later)
@@ -455,19 +454,16 @@ def _turns(renderings: list[_Rendering], unused: Mapping[str, File]) -> dict[str
             if version != before and (found or version.content is not None):
                 found.append(version)
         turns[path] = tuple(found)
-    for path, file in unused.items():
-        turn = Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY)
-        turns[path] = (turn,)
-    return dict(sorted(turns.items()))
+    idle = {
+        path: (Turn(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.ENTRY),)
+        for path, file in unused.items()
+    }
+    return dict(sorted({**turns, **idle}.items()))
 
 
 def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
     file, planned = rendering.files.get(path), rendering.plan
-    if file is None:
-        digest, writes = None, None
-    else:
-        digest = _evidence(kind, path, rendering)
-        writes = _writes(kind, path, file, digest, rendering)
+    digest = _evidence(kind, path, rendering) if file is not None else None
     in_window = planned is not None and planned.phase is Phase.MAINTENANCE
     return Turn(
         since=rendering.since,
@@ -475,7 +471,7 @@ def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
         content_type=str(file.content_type if file is not None else kind.content_type),
         role=kind.role,
         digest=digest,
-        writes=writes,
+        writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
         in_window=kind.role in (Role.ENTRY, Role.OFFER) and in_window,
     )
 

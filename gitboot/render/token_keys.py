@@ -36,16 +36,13 @@ class TokenKeys:
         return min((turn for each in self.earlier for turn in (each.since, each.until) if turn > at), default=None)
 
     def has_named(self, token: Digest, name: str, at: datetime) -> bool:
-        """Return whether ``name`` counts as the published name of a token at an instant."""
         earlier = (each.key for each in self.earlier if at < each.until)
         return any(_name(token, key) == name for key in (self.key, *earlier))
 
     def name(self, token: Digest) -> Digest:
-        """Return the name under which a token is published from now on."""
         return _name(token, self.key)
 
     def names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
-        """Return the names under which these tokens are published at an instant."""
         known = sorted(set(tokens))
         earlier = [each.key for each in self.earlier if each.since <= at < each.until]
         return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
@@ -86,7 +83,6 @@ class PublishedNames:
         self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
 
     def token(self, name: str) -> Digest:
-        """Return the token of a published name in a path."""
         return self._tokens.get(Digest(name), Digest(name))
 
     def files(self, files: Files, untold: Collection[str] = ()) -> dict[str, File]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gitboot.fleet.identities import identities
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.model.boot_image import Artifacts, BootImage, ConfigFrom, SkewMode
+from gitboot.model.boot_image import Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
     HttpBoot,
     Maintenance,
@@ -300,16 +300,15 @@ def artifacts_of(source: BootSource) -> Artifacts:
         )
     lacking = [need for need in _needs(source, artifacts) if getattr(artifacts, need) is None]
     if lacking:
-        raise _wrong_method(
-            source,
+        raise Unbootable(
             Code.NO_ARTIFACT,
             f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, which method "
             f"{spec.method} needs" + (f" with httpBoot {spec.http_boot}" if spec.http_boot else ""),
             "add the artifact to the image, or change the method",
+            source.profile_id,
+            *("spec", "method"),
         )
-    single = (artifacts.kernel, artifacts.rootfs, artifacts.uki, artifacts.iso, artifacts.loader)
-    urls = (artifact.url for artifact in (*single, *artifacts.initrds) if artifact is not None)
-    if not source.mirrors and any(url.startswith("oci:") for url in urls):
+    if not source.mirrors and any(artifact.url.startswith("oci:") for _, artifact in artifacts.files()):
         raise Unbootable(
             Code.NOT_MIRRORED,
             f"BootImage/{image} has files in a registry, from which no machine fetches",
@@ -318,10 +317,6 @@ def artifacts_of(source: BootSource) -> Artifacts:
             *("spec", "architectures", str(source.architecture)),
         )
     return artifacts
-
-
-def _wrong_method(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
-    return Unbootable(code, message, hint, source.profile_id, "spec", "method")
 
 
 def _wrong_machine(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
@@ -362,11 +357,12 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
     """Raise `Unbootable` if arguments, user data, labels or taints cannot reach the system by this boot."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
-            raise _wrong_method(
-                source,
+            raise Unbootable(
                 Code.NO_WAY_IN,
                 f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
                 "boot it by method VirtualMedia, or correct the image's configFrom",
+                source.profile_id,
+                *("spec", "method"),
             )
         if user_data_formats.volume(user_data.format) is None:
             why = f"no system looks for {user_data.format} on a medium"
@@ -549,7 +545,13 @@ def _is_in(namespace: str, domains: tuple[str, ...]) -> bool:
 def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning for each image with placeholders in place of digests, at the first one."""
     for name, image in repository.images.items():
-        if found := [path for path, digest in _digests(image) if digest in _PLACEHOLDERS]:
+        found = [
+            ("spec", "architectures", architecture, *at, "sha256")
+            for architecture, artifacts in image.spec.architectures.items()
+            for at, artifact in artifacts.files()
+            if artifact.sha256 in _PLACEHOLDERS
+        ]
+        if found:
             yield repository.problem(
                 Code.PLACEHOLDER_DIGEST,
                 f"BootImage/{name} has {count(len(found), 'placeholder digest')}",
@@ -558,13 +560,3 @@ def placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
                 hint=Code.PLACEHOLDER_DIGEST.hint,
                 severity=Severity.WARNING,
             )
-
-
-def _digests(image: BootImage) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    for architecture, artifacts in image.spec.architectures.items():
-        of_architecture: tuple[str | int, ...] = ("spec", "architectures", architecture)
-        for field in ("kernel", "rootfs", "uki", "iso", "loader"):
-            if (artifact := getattr(artifacts, field)) is not None:
-                yield (*of_architecture, field, "sha256"), artifact.sha256
-        for number, initrd in enumerate(artifacts.initrds):
-            yield (*of_architecture, "initrds", number, "sha256"), initrd.sha256

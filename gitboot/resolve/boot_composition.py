@@ -20,7 +20,7 @@ from gitboot.model.fields import written
 from gitboot.model.scalars import Malformed
 from gitboot.model.server import Server
 from gitboot.problems import Code
-from gitboot.resolve import kernel_arguments, user_data_formats
+from gitboot.resolve import kernel_arguments, templates, user_data_formats
 from gitboot.resolve.boot_checks import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.decision_inputs import FILE, templates_of
 from gitboot.resolve.kernel_arguments import (
@@ -32,7 +32,7 @@ from gitboot.resolve.kernel_arguments import (
 )
 from gitboot.resolve.policy_selection import BootSource, Unbootable
 from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataFiles, provisioned_token
-from gitboot.resolve.templates import TemplateFault, TemplateSet
+from gitboot.resolve.templates import TemplateFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,6 @@ class Composer:
     """Composes boots of what their sources hold, and prepares once what several boots have in common."""
 
     def __init__(self) -> None:
-        self._templates = TemplateSet({})
         self._plain = Plain()
         # By all that it depends on; documents by their identity.
         self._shared_boots: dict[tuple[object, ...], _SharedBoot] = {}
@@ -66,7 +65,8 @@ class Composer:
         user_data = None
         if (wanted := profile.user_data) is not None:
             try:
-                shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
+                template = templates.decoded(source.files[wanted.template])
+                shows_arguments = "kernel_arguments" in templates.names_in(template)
             except TemplateFault as fault:
                 raise _unbootable(fault, wanted.template) from None
             shown = self._arguments(lists, context) if shows_arguments else ()
@@ -123,7 +123,7 @@ class Composer:
         rendered = []
         for number, text in enumerate(given):
             try:
-                text = self._templates.render_text(text, context.mapping) if "{" in text else text
+                text = templates.render_template(text, context.mapping) if "{" in text else text
             except TemplateFault as fault:
                 at = ("spec", "kernelArguments", number)
                 raise Unbootable(fault.code, fault.message, fault.code.hint, resource, *at) from None
@@ -178,7 +178,7 @@ class Composer:
 
     def _file(self, path: str, context: Context, source: BootSource) -> str:
         try:
-            return self._templates.of(source.files).render_file(path, context.mapping)
+            return templates.render_template(templates.decoded(source.files[path]), context.mapping)
         except TemplateFault as fault:
             raise _unbootable(fault, path) from None
 
@@ -198,7 +198,6 @@ class Plain:
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def of(self, resource: Resource) -> dict[str, Any]:
-        """Return a resource as templates see it."""
         last = self._last if isinstance(resource, Server) else self._made.get(id(resource))
         if last is not None and last[0] is resource:
             return last[1]
@@ -229,7 +228,6 @@ class Context:
         self._mapping: dict[str, Any] | None = None
 
     def having(self, **more: Any) -> Context:
-        """Return the context with more names."""
         other = Context(self._plain, self._boot, self._source, self._shared)
         other._more, other._common = {**self._more, **more}, self._common
         return other

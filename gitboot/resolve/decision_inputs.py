@@ -241,7 +241,6 @@ class FleetView:
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # by profile
 
     def inputs(self, server: Server) -> ServerInputs:
-        """Return everything that the decision of a server is made of."""
         files = {path: self._repository.files[path] for path in own_files(server)}
         return ServerInputs(server=server, files=files, shared=self.shared(server))
 

@@ -296,7 +296,6 @@ class SourceTexts:
         self._data = b""
 
     def text(self, resource: Id) -> bytes:
-        """Return a document as it is written."""
         return document_text(*self._file(resource))
 
     def line_within(self, resource: Id, path: Path) -> int:
@@ -305,12 +304,10 @@ class SourceTexts:
         return locate(data, index, path).line - lines_above(data, index)
 
     def of_server(self, name: str) -> ServerLocation:
-        """Return the place of a server's document."""
         resource = Id("Server", name)
         return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
 
     def of_shared(self, resource: Id) -> DocumentLocation:
-        """Return the place of a document that is not a server's, and of each value in it."""
         lines = value_lines(*self._file(resource))
         return DocumentLocation(
             self._repository.origins[resource].path, {pointer(path): line for path, line in lines.items()}
@@ -352,7 +349,6 @@ class Explanations:
         return FleetView(self._repository)
 
     def of(self, name: str) -> Written:
-        """Return the explanation of what the commit decides for a server."""
         stream = joins = kept = None
         repository, decision, texts = self._repository, self._decisions[name], self._texts
         own, server, policy = Id("Server", name), repository.servers[name], decision.policy

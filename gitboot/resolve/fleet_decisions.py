@@ -336,13 +336,11 @@ def unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
         profile = repository.profiles.get(unknown.profile)  # None: of a commit that does not hold together
         if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
-            message = "this version of gitboot does not carry out entries of one's own for unknown machines"
-            place = ("spec", "unknownServers", "profile")
             yield repository.problem(
                 Code.NOT_YET,
-                message,
+                "this version of gitboot does not carry out entries of one's own for unknown machines",
                 Id("Fleet", fleet.metadata.name),
-                *place,
+                *("spec", "unknownServers", "profile"),
                 hint="leave it out until a version has it",
             )
 

@@ -127,6 +127,13 @@ def wanted_key(policy: PolicyDecision, record: Record) -> str:
     return boot_key(key, *(due or (1, 1)))
 
 
+def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
+    """Return the last attempt at what is wanted; of a provisioned server, at whatever it was."""
+    if is_provisioned(policy, record):
+        return record.attempts[-1] if record.attempts else None
+    return last_attempt(record, provision_reason(policy, record))
+
+
 def token_of(decision: Decision, record: Record | None) -> Digest | None:
     """Return the token by which the offered or the last attempt asks for its user data and reports its end.
 
@@ -135,12 +142,9 @@ def token_of(decision: Decision, record: Record | None) -> Digest | None:
     common, policy = decision.token, decision.policy
     if common is None or policy is None or policy.boot is None or record is None:
         return common
-    key, due = provision_reason(policy, record), None
-    if is_provisioned(policy, record):
-        last = record.attempts[-1] if record.attempts else None
-    else:
-        last, due = last_attempt(record, key), due_boot(policy, record)
-    key = last.key if last is not None else key
+    last = _newest_attempt(policy, record)
+    due = due_boot(policy, record) if not is_provisioned(policy, record) else None
+    key = last.key if last is not None else provision_reason(policy, record)
     number = due[0] if due is not None else last.number if last is not None else 1
     if record.offered == 0 and number == 1 and _AFTER not in key:
         return common
@@ -197,13 +201,10 @@ def what_was_seen(decision: Decision, record: Record | None) -> str | None:
     """Return the evidence for the step of the wanted installation, in words; None: there is no evidence."""
     if record is None or decision.policy is None or decision.installation is None:
         return None
-    if is_provisioned(decision.policy, record):
-        last = record.attempts[-1] if record.attempts else None
-    else:
-        last = last_attempt(record, provision_reason(decision.policy, record))
-    if last is None:
-        return None
-    return f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}"
+    last = _newest_attempt(decision.policy, record)
+    return (
+        f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}" if last is not None else None
+    )
 
 
 def what_was_seen_of_run(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:

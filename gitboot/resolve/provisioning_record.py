@@ -297,7 +297,6 @@ class InstallAttempt:
 
     @property
     def boot_key(self) -> str:
-        """The key of the boot that was given last."""
         return boot_key(self.key, self.number, len(self.boots))
 
     @property

@@ -529,11 +529,9 @@ class _TextLines:
         self._allowances: dict[int, str | None] = {}
 
     def of(self, offset: int) -> int:
-        """In which line an offset is; the end of the text is in the last."""
         return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
 
     def allowance_in(self, line: int) -> str | None:
-        """Return the reason that a line gives for a secret in it."""
         if line not in self._allowances:
             self._allowances[line] = allowance(self._lines[line - 1])
         return self._allowances[line]

@@ -54,7 +54,6 @@ class Decisions:
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Every server as the network knows it, in the order of their names."""
         return tuple(self.networks.values())
 
 
@@ -105,7 +104,6 @@ class BootFiles:
     loader: BootFile | None = field(default=None, metadata=UNLESS_DEFAULT)
 
     def all(self) -> tuple[BootFile, ...]:
-        """Return every file that the image has."""
         single = (self.kernel, *self.initrds, self.rootfs, self.uki, self.iso, self.loader)
         return tuple(file for file in single if file is not None)
 
@@ -134,7 +132,6 @@ class UserDataFiles:
         return replace(self, secrets={}) if self.secrets else self
 
     def content_facts(self) -> dict[str, Any]:
-        """Return the user data without its URL as JSON values."""
         return {name: value for name, value in facts(self).items() if name != "url"}
 
 
@@ -255,7 +252,6 @@ class Boot:
         return tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
 
     def lacks(self, absent: Collection[BootFile]) -> bool:
-        """Return whether a machine fetches any of these absent files in this boot."""
         return bool(absent) and any(each in absent for each in self.fetched)
 
 
@@ -393,13 +389,11 @@ class Decision:
         return known
 
     def digested(self) -> Decision:
-        """Return the decision once its digest is computed."""
         _ = self.digest
         return self
 
     @property
     def boots(self) -> tuple[Boot, ...]:
-        """Whatever it may boot from the network, now or ever."""
         found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
         return tuple(boot for boot in found if boot is not None)
 

@@ -38,7 +38,6 @@ class InstallProgress(NamedTuple):
         return f"Installing since {format_instant(self.since)}; {last}"
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON values."""
         return {
             "state": self.state,
             "since": format_instant(self.since),
@@ -205,5 +204,4 @@ class BootPlan:
 
     @property
     def writes_disk(self) -> bool:
-        """Whether it may not be given to just anybody."""
         return self.boot is not None and self.boot.writes_disk

@@ -49,7 +49,6 @@ class TemplateFault(Exception):
     def __init__(self, code: Code, message: str, line: int | None = None) -> None:
         super().__init__(message)
         self.code, self.message = code, message
-        self.path: str | None = None  # None where the template stands in the YAML itself
         self.line = line  # 1-based, in the template
 
 
@@ -587,58 +586,25 @@ ENVIRONMENT: Final = _Environment()
 MAX_BYTES: Final = 1024 * 1024  # of a template, and of what it renders
 
 
-class TemplateSet:
-    """Template files by path, and the templates in YAML."""
-
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
-        self._sources: dict[bytes, str] = {}  # by content
-
-    def of(self, files: Mapping[str, bytes]) -> TemplateSet:
-        """Return the templates of other files. Both sets decode equal files once."""
-        other = TemplateSet.__new__(TemplateSet)
-        other._files = files
-        other._sources = self._sources
-        return other
-
-    def render_file(self, path: str, context: Mapping[str, object]) -> str:
-        try:
-            return self.render_text(self._source(path), context)
-        except TemplateFault as fault:
-            fault.path = path
-            raise
-
-    def render_text(self, source: str, context: Mapping[str, object]) -> str:
-        """Return the rendered text of a template. Text without markup stays as it is."""
-        template = compiled(source)
-        if isinstance(template, TemplateFault):
-            raise TemplateFault(template.code, template.message, template.line)
-        return template if isinstance(template, str) else rendered(template, context)
-
-    def names(self, path: str) -> frozenset[str]:
-        """Return the names that the template of a file takes from its context."""
-        try:
-            return names_in(self._source(path))
-        except TemplateFault as fault:
-            fault.path = path
-            raise
-
-    def _source(self, path: str) -> str:
-        data = self._files[path]
-        if data not in self._sources:
-            self._sources[data] = decoded(data)
-        return self._sources[data]
+def render_template(source: str, context: Mapping[str, object]) -> str:
+    """Return the rendered text of a template. Text without markup stays as it is. Raises `TemplateFault`."""
+    template = compiled(source)
+    if isinstance(template, TemplateFault):
+        raise TemplateFault(template.code, template.message, template.line)
+    return template if isinstance(template, str) else rendered(template, context)
 
 
+_COMPILED: Final = 1024  # sources that stay compiled: more than a fleet has
+
+
+@lru_cache(maxsize=_COMPILED)
 def decoded(data: bytes) -> str:
+    """Return the source of a template file. Raises `TemplateFault`."""
     try:
         return data.decode("utf-8-sig")  # a byte order mark would be published in front of "#!ipxe"
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TemplateFault(Code.TEMPLATE_SYNTAX, "it is not UTF-8", line) from error
-
-
-_COMPILED: Final = 1024  # sources that stay compiled: more than a fleet has
 
 
 @lru_cache(maxsize=_COMPILED)

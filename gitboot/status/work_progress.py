@@ -134,7 +134,6 @@ class Laps:
             self._seconds[stage] += seconds
 
     def facts(self) -> dict[str, Any]:
-        """Return the histograms of the stages that ran, as JSON."""
         with self._lock:
             return {
                 str(stage): {"boundsS": list(BOUNDS_S), "counts": list(counts), "seconds": self._seconds[stage]}

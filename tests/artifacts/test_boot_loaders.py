@@ -41,6 +41,11 @@ def packages(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    return packages(tmp_path / "system")
+
+
 def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, Placed]:
     told: list[Placed] = []
     assert place(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
@@ -59,9 +64,9 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     }
 
 
-def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(tmp_path: Path) -> None:
+def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(tmp_path: Path, system: Path) -> None:
     out, tftp = tmp_path / "out", tmp_path / "tftp"
-    told = placed(out, packages(tmp_path / "system"), tftp)
+    told = placed(out, system, tftp)
     for loader in LOADERS:
         if isinstance(loader, Packaged):
             assert told[loader.path].outcome is Placement.PLACED
@@ -70,14 +75,13 @@ def test_what_the_packages_have_is_placed_under_the_web_root_and_the_tftp_root(t
             assert found == (expected, expected)
 
 
-def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Path) -> None:
+def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Path, system: Path) -> None:
     out = tmp_path / "out"
-    placed(out, packages(tmp_path / "system"))
+    placed(out, system)
     assert (out / "ldlinux.c32").read_bytes() == (out / "assets/loaders/ldlinux.c32").read_bytes()
 
 
-def test_placing_twice_writes_nothing(tmp_path: Path) -> None:
-    system = packages(tmp_path / "system")
+def test_placing_twice_writes_nothing(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     before = contents(tmp_path / "out")
     told = placed(tmp_path / "out", system)
@@ -85,13 +89,14 @@ def test_placing_twice_writes_nothing(tmp_path: Path) -> None:
     assert Placement.PLACED not in {each.outcome for each in told.values()}
 
 
-def test_what_was_placed_is_readable_to_servers_that_run_as_somebody_else(tmp_path: Path) -> None:
-    placed(tmp_path / "out", packages(tmp_path / "system"))
+def test_what_was_placed_is_readable_to_servers_that_run_as_somebody_else(tmp_path: Path, system: Path) -> None:
+    placed(tmp_path / "out", system)
     assert {mode for _, _, mode in contents(tmp_path / "out").values()} == {0o644}
 
 
-def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_missing(tmp_path: Path) -> None:
-    system = packages(tmp_path / "system")
+def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_missing(
+    tmp_path: Path, system: Path
+) -> None:
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     told = placed(tmp_path / "out", system)
     assert told["loaders/undionly.kpxe"] == Placed(
@@ -103,8 +108,7 @@ def test_the_manifest_lists_what_was_placed_with_its_sha256_and_nothing_that_is_
         assert each["sha256"] == sha256((at(tmp_path / "out", each["path"])).read_bytes()).hexdigest()
 
 
-def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Path) -> None:
-    system = packages(tmp_path / "system")
+def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
     changed = {path for path, each in placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED}
@@ -112,8 +116,7 @@ def test_a_newer_package_replaces_what_was_placed_from_the_old_one(tmp_path: Pat
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
 
-def test_a_loader_whose_package_is_gone_is_left_as_it_lies(tmp_path: Path) -> None:
-    system = packages(tmp_path / "system")
+def test_a_loader_whose_package_is_gone_is_left_as_it_lies(tmp_path: Path, system: Path) -> None:
     placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     placed(tmp_path / "out", system)
@@ -127,10 +130,10 @@ def test_another_distributions_place_is_found_too(tmp_path: Path) -> None:
     assert placed(tmp_path / "out", tmp_path / "system")["loaders/snponly-aarch64.efi"].message == str(source)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path, system: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(AssetError, match=r"loaders/undionly\.kpxe cannot be placed"):
-        placed(tmp_path / "out", packages(tmp_path / "system"))
+        placed(tmp_path / "out", system)
 
 
 # GRUB

@@ -286,8 +286,7 @@ def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None
     assert seen.keys() == set(files)
     again: dict[BootFile, Sighting] = {}
     look_at_all(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
-    assert again == seen
-    assert server.asked["GET", "/1"] == 1
+    assert (again, server.asked["GET", "/1"]) == (seen, 1)
 
 
 BLOB = b"kernel" * 1_000_000

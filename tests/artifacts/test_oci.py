@@ -313,8 +313,7 @@ def test_a_stale_token_is_asked_for_anew() -> None:
         for given in (1, 1, 2):
             if given == 2:
                 asked.token = "expired"
-            assert found.manifest(image(asked))[1] == b'{"layers": []}'
-            assert asked.given == given
+            assert (found.manifest(image(asked))[1], asked.given) == (b'{"layers": []}', given)
 
 
 HEX = "0123456789abcdef" * 4

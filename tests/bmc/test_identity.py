@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,32 +98,27 @@ def test_both_are_named_with_the_line_to_add() -> None:
 # What nobody has set
 
 
-@for_each(
-    "uuid",
-    [
-        "00000000-0000-0000-0000-000000000000",
-        "ffffffff-ffff-ffff-ffff-ffffffffffff",
-        "01010101-0101-0101-0101-010101010101",
-        "fefefefe-fefe-fefe-fefe-fefefefefefe",
-        UNSET,
-        swapped(UNSET),
-        "6ab5b300-538d-1014-9fb5-b0684d007b53",
-        "00010203-0405-0607-0809-0a0b0c0d0e0f",
-        "12345678-1234-5678-90ab-cddeefaabbcc",
-        "deadbeef-dead-beef-dead-beefdeadbeef",
-    ],
-)
-def test_a_uuid_that_nobody_has_set(uuid: str) -> None:
-    assert is_placeholder_uuid(SystemUuid(uuid))
+UNSET_UUIDS = [
+    "00000000-0000-0000-0000-000000000000",
+    "ffffffff-ffff-ffff-ffff-ffffffffffff",
+    "01010101-0101-0101-0101-010101010101",
+    "fefefefe-fefe-fefe-fefe-fefefefefefe",
+    UNSET,
+    swapped(UNSET),
+    "6ab5b300-538d-1014-9fb5-b0684d007b53",
+    "00010203-0405-0607-0809-0a0b0c0d0e0f",
+    "12345678-1234-5678-90ab-cddeefaabbcc",
+    "deadbeef-dead-beef-dead-beefdeadbeef",
+]
 
 
-@pytest.mark.parametrize("uuid", [OURS, OTHER, "00000000-0000-0000-0000-ac1f6b000001"])
-def test_a_uuid_that_somebody_has_set(uuid: str) -> None:
-    assert not is_placeholder_uuid(SystemUuid(uuid))
+@for_each("uuid", [*UNSET_UUIDS, OURS, OTHER, "00000000-0000-0000-0000-ac1f6b000001"])
+def test_a_uuid_that_nobody_has_set_is_known(uuid: str) -> None:
+    assert is_placeholder_uuid(SystemUuid(uuid)) is (uuid in UNSET_UUIDS)
 
 
 # "invalid serial" of GLPI and FusionInventory, and what boards show beside.
-UNSET_SERIALS = """
+UNSET_SERIALS = """\
 N/A
 (null string)
 INVALID
@@ -158,17 +152,15 @@ SystemSerialNumb
 Default string
 Not Applicable
 .......
-"""
+""".splitlines()
 
 
-@for_each("serial", UNSET_SERIALS.strip().splitlines())
-def test_a_serial_number_that_nobody_has_set(serial: str) -> None:
-    assert is_placeholder_serial(serial)
+SERIALS = ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026", "99A07WG"]
 
 
-@for_each("serial", ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026", "99A07WG"])
-def test_a_serial_number_that_somebody_has_set(serial: str) -> None:
-    assert not is_placeholder_serial(serial)
+@for_each("serial", [*UNSET_SERIALS, *SERIALS])
+def test_a_serial_number_that_nobody_has_set_is_known(serial: str) -> None:
+    assert is_placeholder_serial(serial) is (serial in UNSET_SERIALS)
 
 
 def _pinned(shown: Shown, place: tuple[str, str | None] = PLACE) -> Pinned:

@@ -643,8 +643,7 @@ def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profil
     assert gitboot.run() == Leave()
     gitboot.machine.run_through()
 
-    assert [boot.target for boot in gitboot.machine.boots] == ["Pxe", "None"]
-    assert gitboot.machine.override == writes
+    assert ([boot.target for boot in gitboot.machine.boots], gitboot.machine.override) == (["Pxe", "None"], writes)
     assert gitboot.ledger[INSTALL.reason].state in (CONSUMED, LOST)
 
 

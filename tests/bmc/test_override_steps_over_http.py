@@ -273,8 +273,7 @@ def test_what_a_bmc_accepts_and_sets_later_is_waited_for_and_confirmed(rack: Rac
     for _ in range(90):
         rack.bring_about()
         rack.wait(10)
-    assert (_state(rack), rack.bring_about().outcome) == (State.CONFIRMED, Outcome.UNCHANGED)
-    assert _patches(rack) == most
+    assert (_state(rack), rack.bring_about().outcome, _patches(rack)) == (State.CONFIRMED, Outcome.UNCHANGED, most)
     rack.boot()
     rack.bring_about()
     assert (_state(rack), _patches(rack)) == (State.CONSUMED, most)
@@ -453,8 +452,7 @@ def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
-    assert _disc(rack).ejected == [ISO]
-    assert (_disc(rack).image, _record(rack).state) == (other.medium, State.CONFIRMED)
+    assert (_disc(rack).ejected, _disc(rack).image, _record(rack).state) == ([ISO], other.medium, State.CONFIRMED)
     rack.boot()
     assert [(each.target, each.medium) for each in rack.machine.boots] == [(fit_target(profile, target), other.medium)]
 

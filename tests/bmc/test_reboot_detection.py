@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import pytest
-
-from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, with_clock
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset
 from tests.helpers.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -94,21 +92,3 @@ def test_which_marks_have_moved() -> None:
     assert RESET.moved_since(SET) == {"last_reset_time"}
     assert replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()
     assert replace(RESET, bmc_time=None).moved_since(SET) == {"last_reset_time"}  # as far as an ordinary reading shows
-
-
-@pytest.mark.parametrize(
-    ("bmc_time", "ahead"),
-    [
-        ("2026-11-20T12:00:07Z", 7),
-        ("2026-11-20T21:00:00+09:00", 0),
-        ("2026-11-20T11:00:00", -3600),
-        ("1970-01-01T00:00:00Z", -1795176000),
-    ],
-)
-def test_how_far_a_bmc_is_ahead_of_our_clock(bmc_time: str, ahead: int) -> None:
-    marks = with_clock(Marks(), bmc_time=bmc_time, manager_reset_time=None, at=NOON)
-    assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
-
-
-def test_a_clock_that_shows_no_time_is_none() -> None:
-    assert with_clock(Marks(), bmc_time="soon", manager_reset_time="2026-11-01T00:00:00Z", at=NOON) == Marks()

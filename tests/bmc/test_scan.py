@@ -234,8 +234,7 @@ def test_what_is_found_boots_nothing_once_it_is_merged(rack: Rack, tmp_path: Pat
         (plan,) = [each for each in planned["items"] if each["server"] == new.serial.lower()]
         assert (plan["digest"], plan["override"]) == (None, None)
         again = _scan(rack, bmc.url, "-o", "json").json
-        assert [item["server"] for item in again["items"]] == [new.serial.lower()]
-        assert again["differences"] == []
+        assert ([item["server"] for item in again["items"]], again["differences"]) == ([new.serial.lower()], [])
     finally:
         (rack.repository.work / "servers" / f"{new.serial.lower()}.yaml").unlink()
 

@@ -76,7 +76,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
         "endpoint/test_access_control.py::test_t12_an_operator_is_who_asks_from_here_for_here",
     ),
-    "Invented addresses": ("endpoint/test_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
+    "Invented addresses": ("endpoint/test_app.py::test_operators_pages_are_for_operators",),
     "Other files": (
         "endpoint/test_app.py::test_what_is_not_there_is_one_and_the_same_404",
         "endpoint/test_app.py::test_what_is_no_request_gets_no_file",
@@ -316,7 +316,8 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
         "git/test_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
         "artifacts/test_oci.py::test_t3_a_redirect_takes_no_token_along",
-        "bmc/redfish/test_client.py::test_a_link_to_another_host_is_never_followed",
+        "bmc/redfish/test_client_links.py::test_a_link_to_another_place_is_refused",
+        "bmc/redfish/test_transport.py::test_no_password_goes_from_https_to_http",
     ),
     "Another machine": (
         "bmc/test_override_steps.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",

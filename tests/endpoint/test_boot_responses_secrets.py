@@ -145,11 +145,6 @@ def test_a_file_that_nobody_could_open_is_a_problem_of_the_commit(
     assert word in problems[0].message and "hunter2" not in str(refused.value)
 
 
-def test_a_files_name_says_that_it_is_encrypted(sealed: Sealed) -> None:
-    with pytest.raises(InvalidRepository, match=r"expected a file that is encrypted, \*\.age"):
-        repository(*documents(user_data=USER_DATA.replace("s/join.age", "t")), files=sealed.files)
-
-
 @pytest.mark.parametrize(
     ("given", "word"),
     [
@@ -184,10 +179,19 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
     assert len({decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
 
 
-def test_secret_as_a_function_says_what_to_do_instead(sealed: Sealed) -> None:
-    files = {**sealed.files, "t": '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}'}
-    with pytest.raises(InvalidRepository, match=r"urls\.secrets\.NAME"):
-        decided(*documents(), files=files)
+@pytest.mark.parametrize(
+    ("user_data", "template", "word"),
+    [
+        (USER_DATA.replace("s/join.age", "t"), "", r"expected a file that is encrypted, \*\.age"),
+        (USER_DATA, '{"ignition": {"version": "3.4.0"}, "x": "{{ secret("join") }}"}', r"urls\.secrets\.NAME"),
+    ],
+    ids=["a file whose name does not say that it is encrypted", "secret as a function"],
+)
+def test_what_names_a_secret_otherwise_is_refused_with_what_to_write(
+    sealed: Sealed, user_data: str, template: str, word: str
+) -> None:
+    with pytest.raises(InvalidRepository, match=word):
+        decided(*documents(user_data=user_data), files=sealed.files | ({"t": template} if template else {}))
 
 
 # What is published

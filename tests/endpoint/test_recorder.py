@@ -324,15 +324,13 @@ def test_what_is_sent_of_an_unknown_machine_is_left_for_the_instance(taking: Sit
 
 def test_nothing_is_taken_unless_the_fleet_asks_for_it(taking: Site) -> None:
     taking.publish(planned(*ONCE), commit="c0ffe2")
-    assert codes(send(taking, SENT)) == [405]
-    assert left(taking) == []
+    assert (codes(send(taking, SENT)), left(taking)) == ([405], [])
 
 
 def test_of_a_machine_that_a_document_has_it_says_and_decides_nothing(taking: Site) -> None:
     """A boot that is made once is neither given, nor spent, nor reported by it."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
-    assert codes(send(taking, own)) == [204]
-    assert (left(taking), taking.observed()) == ([], [])
+    assert (codes(send(taking, own)), left(taking), taking.observed()) == ([204], [], [])
     with taking.serve() as url:
         assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
     assert [each.server for each in taking.observed()] == ["web01"]
@@ -368,8 +366,7 @@ def test_who_says_it_is_larger_than_it_is_leaves_nothing(taking: Site) -> None:
 def test_one_address_may_send_so_many_a_minute(taking: Site) -> None:
     many = [{"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MOST_OF_ONE + 5)]
     answers = send(taking, *many)
-    assert codes(answers) == [204] * MOST_OF_ONE + [429] * 5
-    assert answers[-1].headers["retry-after"] == "60"
+    assert (codes(answers), answers[-1].headers["retry-after"]) == ([204] * MOST_OF_ONE + [429] * 5, "60")
     assert len(left(taking)) == MOST_OF_ONE
     taking.now += timedelta(minutes=1)
     assert codes(send(taking, SENT)) == [204]
@@ -382,8 +379,7 @@ def test_who_is_a_monitor_or_cannot_be_kept_is_not_heard(taking: Site) -> None:
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
     taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
-    assert codes(send(taking, SENT)) == [404]
-    assert left(taking) == []
+    assert (codes(send(taking, SENT)), left(taking)) == ([404], [])
 
 
 def test_it_is_only_sent_and_not_to_the_operators_address(taking: Site) -> None:

@@ -61,12 +61,10 @@ def test_pxelinux_finds_its_core_beside_its_configurations(client: httpx.Client,
 )
 def test_files_have_the_types_that_firmware_asks_for(client: httpx.Client, path: str, content_type: str) -> None:
     response = client.get(f"/assets/{path}")
-    assert (response.status_code, response.content) == (200, KERNEL)
-    assert response.headers["content-type"] == content_type
+    assert (response.status_code, response.content, response.headers["content-type"]) == (200, KERNEL, content_type)
     assert response.headers["content-length"] == str(len(KERNEL))
     head = client.head(f"/assets/{path}")
-    assert (head.status_code, head.content) == (200, b"")
-    assert head.headers["content-length"] == str(len(KERNEL))
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(len(KERNEL)))
 
 
 @pytest.mark.parametrize(

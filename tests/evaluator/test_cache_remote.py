@@ -29,7 +29,6 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
-    """What a cache has after a process has sent this, and what it has answered."""
     cache, answers = StoredResults(), io.BytesIO()
     serve_cache(cache, io.BytesIO(sent), answers, is_result)
     answers.seek(0)
@@ -68,7 +67,6 @@ def test_nothing_of_a_wrong_frame_is_stored_and_no_frame_after_it(wrong: str) ->
 
 @contextmanager
 def remote(cache: StoredResults) -> Iterator[RemoteCache]:
-    """A cache that a thread serves through a socket."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
         serving = Thread(target=serve_cache, args=(cache, incoming, outgoing, is_result))
@@ -106,8 +104,6 @@ def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
 
 
 class Broken(StoredResults):
-    """A cache that stops its process from serving."""
-
     def get_many(self, kind: str, keys: Collection[bytes]) -> dict[bytes, bytes]:  # type: ignore[override]
         raise OSError
 

@@ -56,8 +56,7 @@ def test_commits_that_changed_the_decision_are_told_and_no_others(work: Work) ->
 
 
 def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
-    renamed = server("db01", "role: web").replace(uuid_of("db01"), uuid_of("web01"))
-    work.commit({WEB01: renamed}, "Rename")
+    work.commit({WEB01: server("db01", "role: web").replace(uuid_of("db01"), uuid_of("web01"))}, "Rename")
     work.commit({"new.yaml": server("web01", "role: web").replace(uuid_of("web01"), uuid_of("x"))}, "Reuse the name")
     assert told(work, "db01") == ["Rename: Changed", "Begin: Added"]
     assert told(work, "web01") == ["Reuse the name: Added"]
@@ -66,8 +65,7 @@ def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
 def test_a_server_that_is_gone_is_known_by_its_last_name(work: Work) -> None:
     work.commit({"web02.yaml": server("web02", "role: web")}, "Come")
     work.commit({"web02.yaml": None}, "Go")
-    assert told(work, "web02") == ["Go: Removed", "Come: Added"]
-    assert told(work, "web03") == []
+    assert (told(work, "web02"), told(work, "web03")) == (["Go: Removed", "Come: Added"], [])
 
 
 def test_what_was_invalid_before_a_server_came_is_not_told(work: Work) -> None:
@@ -117,7 +115,6 @@ def test_a_bare_repository_has_the_same_history(work: Work, tmp_path: Path) -> N
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The revisions that were decided, one by one."""
     revisions: list[str] = []
     real = Evaluator.evaluate
 
@@ -139,8 +136,7 @@ def test_each_fleet_is_decided_once_and_the_second_time_none(work: Work, decided
     first = told(work, "web01")
     assert len(decided) == len(set(decided)) == 5  # every tree but the invalid one, which does not load
     decided.clear()
-    assert told(work, "web01") == first
-    assert decided == []
+    assert (told(work, "web01"), decided) == (first, [])
     work.commit({"web02.yaml": server("web02", "role: web")}, "One more")
     assert told(work, "web02") == ["One more: Added"]
     assert len(decided) == 2  # it and its parent

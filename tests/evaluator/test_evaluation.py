@@ -170,7 +170,6 @@ def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
 
 
 def key_after_edit(part: str, old: str, new: str) -> bytes:
-    """Return the key after one text was replaced in a document or in a file."""
     documents, files = dict(DOCUMENTS), dict(TEMPLATE)
     edited = documents if part in documents else files
     assert old in edited[part]
@@ -253,8 +252,7 @@ def test_a_server_without_a_site_depends_on_the_urls_of_the_fleet(field: str) ->
 def test_a_key_changes_with_the_files_that_the_server_names() -> None:
     bmc = "bmc: {address: 'https://10.0.0.1', credentials: c, tls: {ca: ca.pem}}"
     documents = DOCUMENTS | {"server": server("web01", "role: web", bmc)}
-    keys = {key_of(documents, TEMPLATE | {"ca.pem": text}) for text in ("A", "B")}
-    assert len(keys) == 2
+    assert len({key_of(documents, TEMPLATE | {"ca.pem": text}) for text in ("A", "B")}) == 2
 
 
 def test_keys_do_not_depend_on_the_order_of_files() -> None:

@@ -59,8 +59,6 @@ def _small_batches() -> Iterator[None]:
 
 @dataclass
 class History:
-    """Commits by their numbers, as a clone gives them."""
-
     trees: dict[str, Tree]
 
     def commit(self, tree: Tree) -> Revision:
@@ -128,7 +126,6 @@ def relabelled(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
 
 
 def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
-    """A server is called something else, in the same file."""
     path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
     return tree | {path: tree[path].replace('"name": "web', '"name": "aweb')}
 
@@ -243,7 +240,6 @@ def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -
 
 
 def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
-    """An evaluator that begins with the results of another one's last evaluation."""
     results = StoredResults()
     results.add(evaluation)
     return Evaluator(history.snapshot, results=results)
@@ -363,8 +359,7 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     assert on_page(new) == on_page(assembled(None, revision, map(sent, report(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.files == cold.head.loaded.files
-    assert (found.head.keys, found.head.rows) == (cold.head.keys, cold.head.rows)
-    assert found.extent == cold.extent
+    assert (found.head.keys, found.head.rows, found.extent) == (cold.head.keys, cold.head.rows, cold.extent)
     assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
 
 

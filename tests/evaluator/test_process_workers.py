@@ -84,7 +84,6 @@ def out_of_memory(_: int) -> None:
 
 
 def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
-    """The same where each worker fails after so many servers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers_module, "encode_decided", in_worker(act, after))
         return evaluated(files, number)
@@ -106,7 +105,6 @@ def limited() -> list[float]:
 
 
 def overrun(pid: int) -> None:
-    """What takes more of the processor than it may is ended so."""
     os.kill(pid, signal.SIGXCPU)
 
 
@@ -115,7 +113,6 @@ def kill(pid: int) -> None:
 
 
 def orphaned(folder: Path) -> bool:
-    """Whether workers end with their evaluator, whatever they are at."""
     if (evaluator := os.fork()) == 0:
 
         def wait(pid: int) -> None:

@@ -60,8 +60,7 @@ def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> No
     decision = decided(fleet(), server("web01"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     here = decision.servers["web01"]
     there = protocol.decision(encode(here.digested()))
-    assert there._digest == here.digest
-    assert there == here
+    assert (there._digest, there) == (here.digest, here)
     other = replace(there, stopped=True)
     assert other.digest not in (here.digest, there.digest)
     assert replace(other, stopped=False).digest == here.digest
@@ -71,14 +70,12 @@ def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> No
 
 
 def answers_of(*names: str) -> list[protocol.Answer]:
-    """What tells a commit with servers of these names."""
     documents = (fleet(), *(server(name, "role: web") for name in names), image("flatcar-1"))
     found = snapshot(*documents, profile("web", "flatcar-1"), policy("web"))
     return list(report(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
 
 
 def with_part(answers: list[protocol.Answer], change: Callable[[ServerPart], ServerPart]) -> list[protocol.Answer]:
-    """The same with another part of the first server."""
     (parts, *rest) = answers
     assert isinstance(parts, ServerParts)
     first, *others = parts.servers
@@ -91,7 +88,6 @@ def with_decision(part: ServerPart, **fields: Any) -> ServerPart:
 
 
 def replaced_name(part: ServerPart, name: str) -> Machine:
-    """The machine of a part under another name."""
     assert part.machine is not None
     return replace(part.machine, name=name)
 

@@ -16,7 +16,6 @@ from gitboot.fetchlog.access_logs import LogFile
 
 @contextmanager
 def reading(log: Path) -> Iterator[Callable[[], list[str]]]:
-    """What gives the lines that were added since it was called last."""
     memory = log.parent.parent / "memory"
     memory.mkdir(parents=True, exist_ok=True)
     with LogFile(log, memory) as file:
@@ -50,7 +49,6 @@ def copy(log: Path) -> Path:
 
 
 def roll(log: Path) -> Path:
-    """As Caddy does."""
     return log.rename(log.with_name("gitboot-2026-11-21T02-34-18.000.log"))
 
 
@@ -71,8 +69,7 @@ def reader(log: Path, at_once: bool) -> Iterator[Callable[[], list[str]]]:
 def test_each_line_is_read_once(log: Path, at_once: bool) -> None:
     add(log, "a", "b")
     with reader(log, at_once) as read:
-        assert read() == ["a", "b"]
-        assert read() == []
+        assert (read(), read()) == (["a", "b"], [])
         add(log, "c")
         assert read() == ["c"]
 
@@ -110,16 +107,14 @@ def test_several_rotations_while_nobody_reads_lose_nothing(log: Path) -> None:
     add(log, "c")
     log.rename(log.with_name("gitboot.log.1"))
     add(log, "d")
-    assert once(log) == ["b", "c", "d"]
-    assert once(log) == []
+    assert (once(log), once(log)) == (["b", "c", "d"], [])
 
 
 def test_what_was_rotated_before_the_first_time_is_history(log: Path) -> None:
     add(log, "a")
     rename(log)
     add(log, "b")
-    assert once(log) == ["b"]
-    assert once(log) == []
+    assert (once(log), once(log)) == (["b"], [])
 
 
 def test_a_file_that_is_followed_is_read_to_its_end_though_it_is_deleted(log: Path) -> None:
@@ -129,8 +124,7 @@ def test_a_file_that_is_followed_is_read_to_its_end_though_it_is_deleted(log: Pa
         add(log, "b")
         rename(log).unlink()  # compressed
         add(log, "c")
-        assert read() == ["b", "c"]
-        assert read() == []
+        assert (read(), read()) == (["b", "c"], [])
 
 
 def test_a_copy_that_is_being_made_is_not_taken_for_news(log: Path) -> None:

@@ -49,7 +49,6 @@ def names(folder: Path) -> list[str]:
 
 
 def forget(folder: Path, offsets: Mapping[str, int]) -> None:
-    """As an instance does whose tree knows it all."""
     spool.forget(folder, offsets, forgotten_next(folder, offsets))
 
 
@@ -110,8 +109,7 @@ def test_what_is_wholly_taken_and_left_by_its_writer_is_forgotten(tmp_path: Path
     forget(tmp_path, {})
     assert len(names(tmp_path)) == 1, "nobody said that it was taken"
     forget(tmp_path, taken.offsets)
-    assert names(tmp_path) == []
-    assert take(tmp_path, taken.offsets).offsets == {}
+    assert (names(tmp_path), take(tmp_path, taken.offsets).offsets) == ([], {})
 
 
 def test_it_is_counted_how_often_something_was_forgotten_before_it_is(tmp_path: Path) -> None:
@@ -228,12 +226,10 @@ def test_a_stray_line_spoils_no_other(tmp_path: Path, written: SpoolFile, stray:
 
 
 def test_a_full_disk_costs_an_observation_and_no_more(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    writer = context.Process(target=write_limited, args=(tmp_path,))
+    writer = multiprocessing.get_context("fork").Process(target=write_limited, args=(tmp_path,))
     writer.start()
     writer.join()
-    assert writer.exitcode == 0
-    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+    assert (writer.exitcode, take(tmp_path, {}).observations) == (0, [observation(1), observation(3)])
 
 
 def write_limited(spool: Path) -> None:
@@ -261,8 +257,7 @@ def test_after_a_failed_sync_a_file_is_trusted_no_more(
         with pytest.raises(OSError, match="Input/output"):
             write(written, 2)
     write(written, 3)
-    assert len(names(tmp_path)) == 2
-    assert take(tmp_path, {}).observations == [observation(1), observation(3)]
+    assert (len(names(tmp_path)), take(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
 
 
 @pytest.mark.parametrize("left", [0, 9, len(line_of(observation(1)))], ids=["nothing", "half a line", "a line"])

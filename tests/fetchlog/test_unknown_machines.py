@@ -161,8 +161,7 @@ def test_a_writer_leaves_one_file_until_it_is_taken(tmp_path: Path) -> None:
     left.path.unlink()
     asked.leave()
     [left] = unknown_left(tmp_path)
-    assert [each.macs for each in left.table.machines] == [machine(2).macs]
-    assert asked.requests == 2
+    assert ([each.macs for each in left.table.machines], asked.requests) == ([machine(2).macs], 2)
 
 
 def test_files_of_writers_that_nobody_takes_are_bounded(tmp_path: Path) -> None:

@@ -457,8 +457,7 @@ def test_a_file_is_read_once_however_many_problems_it_has() -> None:
     reads: list[BlobId] = []
     servers = [server(f"web{number}", "", "policy: lost") for number in range(2, 50)]
     given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
-    assert len(told(_counting(given, reads))) == len(servers)
-    assert reads.count(given.blobs["all.yaml"]) == 1
+    assert (len(told(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
 
 
 # Many problems

@@ -489,8 +489,7 @@ def test_each_place_is_where_the_text_of_its_value_begins(case: tuple[dict[str, 
 
 def test_what_is_unread_is_kept_as_it_is_written() -> None:
     unread = parse(b"a: b\n---\n- web01\n---\nc: [\n", "a.yaml").unread
-    assert unread is not None
-    assert [each.strip() for each in unread] == [b"---\n- web01", b"---\nc: ["]
+    assert unread is not None and [each.strip() for each in unread] == [b"---\n- web01", b"---\nc: ["]
     assert parse(b"\xff\xfea", "a.yaml").unread is None
 
 

@@ -103,8 +103,7 @@ def test_a_reference_says_what_is_fetched(
 
     fetched = source.fetch()
 
-    assert (fetched, text(source, fetched)) == (revisions[expected], expected)
-    assert source.latest() == fetched
+    assert (fetched, text(source, fetched), source.latest()) == (revisions[expected], expected, fetched)
     assert follow(url, state, reference and reference.format(**revisions)).latest() == fetched, "after a restart"
 
 
@@ -140,8 +139,7 @@ def test_a_linked_work_tree_is_followed_where_it_stands(work: Work, tmp_path: Pa
     side = Work(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
     source = follow(side.path, state)
-    assert source.fetch() == revision
-    assert source.watch_paths() == (work.path / ".git",)
+    assert (source.fetch(), source.watch_paths()) == (revision, (work.path / ".git",))
 
 
 def test_packed_and_loose_objects_come_alike(work: Work, state: Path) -> None:
@@ -150,8 +148,7 @@ def test_packed_and_loose_objects_come_alike(work: Work, state: Path) -> None:
     packed = work.head
     loose = work.commit({"servers/0.yaml": "changed"})
     source = follow(work.path, state)
-    assert source.fetch() == loose
-    assert text(source, packed, "servers/0.yaml") == "s0"
+    assert (source.fetch(), text(source, packed, "servers/0.yaml")) == (loose, "s0")
     assert len(source.snapshot(loose, previous=source.snapshot(packed)).blobs) == 21
     assert not source.is_rewind(packed, loose)
 
@@ -537,8 +534,7 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
     def read() -> int:
         count = 0
         while not done.is_set():
-            assert source.accepted() == revision
-            assert text(source, revision) == "first"
+            assert (source.accepted(), text(source, revision)) == (revision, "first")
             count += 1
             began.set()
         return count
@@ -620,8 +616,7 @@ def test_a_first_fetch_that_is_killed_is_done_again(work: Work, state: Path) -> 
         process.send_signal(signal.SIGKILL)
         outcomes.add(process.communicate()[0])
         source = follow(work.path, state)
-        assert source.fetch() == work.head
-        assert len(source.snapshot(work.head).blobs) == 301
+        assert (source.fetch(), len(source.snapshot(work.head).blobs)) == (work.head, 301)
         assert not (state / "repository.new").exists()
 
 
@@ -688,8 +683,7 @@ def test_a_damaged_clone_is_told_and_restored(work: Work, state: Path, damage: s
         read_all(source, accepted)
     source.restore(accepted)
 
-    assert (source.accepted(), source.latest()) == (accepted, latest)
-    assert text(source, accepted) == "first"
+    assert (source.accepted(), source.latest(), text(source, accepted)) == (accepted, latest, "first")
     assert len(source.snapshot(accepted).blobs) == 21
     assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
 

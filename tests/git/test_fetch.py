@@ -48,7 +48,6 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started() -> Iterator[FetchProcess]:
-    """A fetcher as gitboot starts it."""
     fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
@@ -57,7 +56,6 @@ def started() -> Iterator[FetchProcess]:
 
 @pytest.fixture
 def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
-    """A fetcher that is forked."""
     return started
 
 
@@ -103,8 +101,7 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
             assert f"more memory than the {MEBIBYTES} MiB that it may" in failed["message"]
             found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "fetch-memory = MIB" in found["remedy"]
-            assert instance.get("/readyz").status_code == 200
-            assert instance.status()["applied"]["commit"] == first
+            assert (instance.get("/readyz").status_code, instance.status()["applied"]["commit"]) == (200, first)
             assert peak_mib(instance.process.pid) - before < MEBIBYTES // 2
         with running(url, tmp_path, "--poll", "0.3") as instance:
             eventually(lambda: instance.status()["attempted"]["commit"] == hostile)
@@ -262,8 +259,7 @@ def test_a_clone_is_made_anew_beside_a_fetch_that_hangs(work: Work, state: Path,
             with pytest.raises(CorruptClone):
                 source.accepted()
             source.restore(accepted)
-            assert (source.accepted(), source.latest()) == (accepted, work.head)
-            assert len(fetchers(os.getpid())) == 2
+            assert (source.accepted(), source.latest(), len(fetchers(os.getpid()))) == (accepted, work.head, 2)
             fetcher.close()
             thread.join(60)
         assert [str(error).rpartition(": ")[2] for error in errors] == [
@@ -401,8 +397,7 @@ def test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_make
             dripping.fetch()
         assert relay.stalled.is_set()
     assert alive(before) is ("SSH" in str(caught.value))  # libssh2 itself ended the wait, as for a banner that drips
-    assert list(state.rglob("pack_git2_*")) == []
-    assert Source(served(), state, started).fetch() == second
+    assert (list(state.rglob("pack_git2_*")), Source(served(), state, started).fetch()) == ([], second)
 
 
 def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
@@ -496,8 +491,7 @@ def test_finding_c3_a_pack_takes_no_more_disk_than_it_may(
         with pytest.raises(SourceTooLarge, match=r"more than the 1 MiB on disk .* \(fetch-disk in "):
             source(1).fetch()
         assert sum(file.stat().st_size for file in state.rglob("*") if file.is_file()) < 1 << 20
-        assert source(8).fetch() == large
-        assert source(8).fetch() == large
+        assert (source(8).fetch(), source(8).fetch()) == (large, large)
 
 
 def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, state: Path, started: FetchProcess) -> None:
@@ -531,8 +525,7 @@ def test_a_small_pack_that_is_completed_from_the_clone_takes_no_more_disk_than_i
         work.git("repack", "-q", "-a", "-d")  # then each new file is a few bytes, as a difference from the one before
         with pytest.raises(SourceTooLarge, match="fetch-disk"):
             limited.fetch()
-        assert limited.latest() == first
-        assert Source(Remote(url=f"{url}/fleet"), state, started).fetch() == second
+        assert (limited.latest(), Source(Remote(url=f"{url}/fleet"), state, started).fetch()) == (first, second)
 
 
 def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it_may(
@@ -570,7 +563,6 @@ def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> 
 
 @pytest.fixture
 def bare(work: Work) -> Path:
-    """A repository that a daemon serves to whoever pushes."""
     bare = work.path.parent / "boots.git"
     work.git("init", "-q", "--bare", str(bare))
     git(bare, "config", "daemon.receivepack", "true")
@@ -602,8 +594,7 @@ def test_finding_c3_a_push_to_a_server_that_drips_fails_and_the_next_one_goes_th
         tip = branch(url).fetch()
         assert tip in (first, second)  # the server may have taken all of it
         branch(url).push(tip, second)
-        assert branch(url).fetch() == second
-        assert git(bare, "rev-parse", "boot") == second
+        assert (branch(url).fetch(), git(bare, "rev-parse", "boot")) == (second, second)
 
 
 def test_finding_c3_the_refs_of_a_target_that_drip_are_read_by_a_process_that_is_killed(

@@ -317,8 +317,7 @@ def test_a_host_must_show_a_key_that_is_known(
     ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, known: str, message: str | None
 ) -> None:
     keys = {name: ssh.public(name) for name in ("ed25519", "rsa", "stranger")}
-    lines = known.format(port=ssh.port, hash=hashed(f"[127.0.0.1]:{ssh.port}"), **keys)
-    ssh_key.known_hosts.write_text(lines)
+    ssh_key.known_hosts.write_text(known.format(port=ssh.port, hash=hashed(f"[127.0.0.1]:{ssh.port}"), **keys))
     source = Source(Remote(url=f"ssh://{ssh.host}{work.path}", credentials=ssh_key), state)
     if message is None:
         assert source.fetch() == work.head
@@ -446,8 +445,7 @@ def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state:
             process.wait()
         assert list(state.rglob("pack_git2_*"))
         source = Source(Remote(url=f"{url}/fleet"), state)
-        assert list(state.rglob("pack_git2_*")) == []
-        assert source.fetch() == revision
+        assert (list(state.rglob("pack_git2_*")), source.fetch()) == ([], revision)
         assert (source.accepted() is None) == is_first
 
 
@@ -510,8 +508,7 @@ def test_t3_credentials_follow_no_redirect_to_another_server(
     source = Source(Remote(url=f"{https.url}{path}", credentials=PASSWORD, ca_bundle=bundle), state)
     with pytest.raises((SourceError, SourceRefused)) as caught:
         source.fetch()
-    assert other.authorized == []
-    assert bool(https.authorized) == asks_first
+    assert (other.authorized, bool(https.authorized)) == ([], asks_first)
     if where == "https://127.0.0.1:PORT":
         assert "which is not sent the credentials" in str(caught.value)
 
@@ -617,8 +614,7 @@ TAGS = [
     ],
 )
 def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | None) -> None:
-    assert highest(parse_range(written), TAGS) == tag
-    assert highest(parse_range(written), reversed(TAGS)) == tag
+    assert (highest(parse_range(written), TAGS), highest(parse_range(written), reversed(TAGS))) == (tag, tag)
 
 
 @for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])

@@ -36,7 +36,6 @@ SITES = ("infra/east", "infra/west")
 
 
 def documents(site: str, *more: str) -> dict[str, str]:
-    """A fleet in a folder, with a server that no other has."""
     own = server(f"{site.rpartition('/')[2]}01", "role: web")
     return {f"{site}/fleet.yaml": "---\n".join((*SEED[:1], *SEED[2:], own, *more))}
 

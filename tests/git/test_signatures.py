@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
-from gitboot.git.clone import Source, tag_on
+from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
@@ -91,13 +90,11 @@ def why(signatures: Signatures, commit: Revision) -> str:
 
 
 def commit_bytes(work: Work) -> bytes:
-    """The newest commit as Git stores it."""
     command = ["git", "cat-file", "commit", "HEAD"]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
 
 
 def signed_by(raw: bytes, signature: bytes) -> bytes:
-    """A commit with this signature in its header."""
     header = b"\ngpgsig " + signature.strip().replace(b"\n", b"\n ")
     return raw.replace(b"\n\n", header + b"\n\n", 1)
 
@@ -106,35 +103,31 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("who", "expected"),
+    ("kind", "who", "expected"),
     [
-        ("ada", RIGHT),
-        ("eve", "which is not listed"),
-        ("old", "which has expired"),
-        ("mail", "listed for other things"),
+        ("ssh", "ada", RIGHT),
+        ("ssh", "eve", "which is not listed"),
+        ("ssh", "old", "which has expired"),
+        ("ssh", "mail", "listed for other things"),
+        ("gpg", "ada", RIGHT),
+        ("gpg", "eve", "which is not listed"),
+        ("gpg", "expired", "has expired"),
+        ("gpg", "revoked", "was revoked"),
     ],
 )
-def test_an_ssh_signature_counts_as_its_key_does(
-    work: Work, ssh: dict[str, Person], signers: Path, who: str, expected: str
+def test_a_signature_counts_as_its_key_does(
+    work: Work,
+    ssh: dict[str, Person],
+    gpg: dict[str, Person],
+    signers: Path,
+    keyring: Path,
+    kind: str,
+    who: str,
+    expected: str,
 ) -> None:
-    commit = ssh[who].commit(work, {"fleet.yaml": who})
-    assert expected in why(looking(work, TrustedKeys(allowed_signers=signers)), commit)
-
-
-@pytest.mark.parametrize(
-    ("who", "expected"),
-    [
-        ("ada", RIGHT),
-        ("eve", "which is not listed"),
-        ("expired", "has expired"),
-        ("revoked", "was revoked"),
-    ],
-)
-def test_an_openpgp_signature_counts_as_its_key_does(
-    work: Work, gpg: dict[str, Person], keyring: Path, who: str, expected: str
-) -> None:
-    commit = gpg[who].commit(work, {"fleet.yaml": who})
-    assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+    commit = {"ssh": ssh, "gpg": gpg}[kind][who].commit(work, {"fleet.yaml": who})
+    trusted = TrustedKeys(allowed_signers=signers) if kind == "ssh" else TrustedKeys(openpgp_keys=keyring)
+    assert expected in why(looking(work, trusted), commit)
 
 
 def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
@@ -228,8 +221,7 @@ def test_what_was_changed_after_it_was_signed_does_not_count(
 def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, Person], signers: Path) -> None:
     first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
     work.git("reset", "--quiet", "--hard", "HEAD^")
-    commit = ssh["ada"].commit(work)
-    changed = rewritten(work, commit, first, evil)
+    changed = rewritten(work, ssh["ada"].commit(work), first, evil)
     assert "changed after it" in why(looking(work, TrustedKeys(allowed_signers=signers)), changed)
 
 
@@ -243,10 +235,7 @@ def test_two_signatures_are_one_too_many(work: Work, ssh: dict[str, Person], sig
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
 def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
-    raw = subprocess.run(
-        ["git", "cat-file", "commit", "HEAD"], cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True
-    ).stdout
-    commit = stored(work, raw.replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
+    commit = stored(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     assert why(looking(work, trusted), commit) != RIGHT
 
@@ -255,7 +244,6 @@ def test_garbage_for_a_signature_does_not_count(work: Work, signers: Path, keyri
 
 
 def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
-    """Whether `git verify-commit` takes the commit, with the same allowed signers."""
     command = ["git", "-c", f"gpg.ssh.allowedSignersFile={signers}", "verify-commit", commit]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
@@ -407,8 +395,7 @@ def test_a_range_is_the_first_parent_line_so_what_a_signed_merge_brings_in_need_
     work.git("switch", "--quiet", "main")
     merged = ssh["ada"].merge(work, "side")
     signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert signatures.faults(accepted, [merged]) == {}
-    assert list(signatures.faults(accepted, [side])) == [side]
+    assert (signatures.faults(accepted, [merged]), list(signatures.faults(accepted, [side]))) == ({}, [side])
     assert list(signatures.faults(merged, [side])) == [side]  # back to what a merge brought in
 
 
@@ -448,7 +435,7 @@ def test_a_long_way_is_not_gone(work: Work, ssh: dict[str, Person], signers: Pat
 def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[Signatures, Revision]:
     source = Source(Remote(url=str(work.path), reference=reference), state)
     commit = source.fetch()
-    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, partial(tag_on, source)), commit
+    return Signatures(source.clone, SignatureKeys(trusted, state / "keys"), Verify.TAG, source.tag_on), commit
 
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
@@ -463,8 +450,7 @@ def test_a_tag_that_is_followed_has_to_be_signed(
     kind: str,
     reference: str,
 ) -> None:
-    people = {"ssh": ssh, "gpg": gpg}[kind]
-    people["ada"].tag(work, "v1.1.0")
+    {"ssh": ssh, "gpg": gpg}[kind]["ada"].tag(work, "v1.1.0")
     signatures, commit = followed(
         work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     )

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha1
 from pathlib import Path
 from zlib import compressobj
@@ -62,26 +62,24 @@ def contents(snapshot: Snapshot) -> dict[str, str]:
     ],
 )
 def test_any_git_revision_can_be_read(work: Work, rev: str | None, text: str) -> None:
-    work.commit({"fleet.yaml": "first"})
+    first = work.commit({"fleet.yaml": "first"})
     work.git("branch", "old")
     second = work.commit({"fleet.yaml": "second"}, "Second")
     work.git("tag", "light")
     work.git("tag", "--annotate", "--message=x", "annotated")
-    work.commit({"fleet.yaml": "third"})
+    third = work.commit({"fleet.yaml": "third"})
     work.write({"fleet.yaml": "uncommitted"})
     rev = rev and rev.format(id=second, short=second[:7])
 
     snapshot = open_snapshot(work.path, rev)
 
-    assert contents(snapshot) == {"fleet.yaml": text}
-    assert (snapshot.revision == WORKTREE) == (text == "uncommitted")
-    assert (snapshot.revision == second) == (text == "second")
+    revisions = {"first": first, "second": second, "third": third, "uncommitted": WORKTREE}
+    assert (contents(snapshot), snapshot.revision) == ({"fleet.yaml": text}, revisions[text])
 
 
 def test_a_bare_repository_is_read_at_its_head(work: Work, tmp_path: Path) -> None:
     head = work.commit({"fleet.yaml": "a"})
-    bare = work.bare(tmp_path / "bare.git")
-    assert open_snapshot(bare, None).revision == head
+    assert open_snapshot(work.bare(tmp_path / "bare.git"), None).revision == head
     assert open_snapshot(work.path / ".git", None).revision == head
 
 
@@ -153,8 +151,7 @@ def test_an_empty_work_tree_has_no_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("extension", ["refStorage = reftable", "objectFormat = sha256", "unheardOf = true"])
 def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: str) -> None:
-    config = f"[core]\nrepositoryformatversion = 1\n[extensions]\n{extension}\n"
-    work.write({".git/config": config})
+    work.write({".git/config": f"[core]\nrepositoryformatversion = 1\n[extensions]\n{extension}\n"})
     with pytest.raises(SourceError, match=f"{work.path}: "):
         open_snapshot(work.path, None)
 
@@ -169,8 +166,7 @@ def test_both_ways_of_reading_agree(work: Work) -> None:
     (work.path / "folder").symlink_to("b")
     work.commit()
     committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
-    assert dict(committed.blobs) == dict(lying.blobs)
-    assert contents(committed) == contents(lying)
+    assert (dict(committed.blobs), contents(committed)) == (dict(lying.blobs), contents(lying))
     assert sorted(committed.blobs) == [".gitbootignore", "a.yaml", "b/.hidden", "b/c/d.yaml", "empty", "ä.yaml"]
     assert committed.irregular == lying.irregular
     assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
@@ -197,8 +193,7 @@ def test_a_submodule_is_irregular(work: Work, tmp_path: Path) -> None:
 def test_a_repository_within_a_directory_is_irregular(tmp_path: Path) -> None:
     Work(tmp_path / "plain" / "nested").commit({"x.yaml": "x"})
     snapshot = open_snapshot(tmp_path / "plain", None)
-    assert snapshot.irregular == {"nested": Irregular.SUBMODULE}
-    assert dict(snapshot.blobs) == {}
+    assert (snapshot.irregular, dict(snapshot.blobs)) == ({"nested": Irregular.SUBMODULE}, {})
 
 
 def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
@@ -273,13 +268,8 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path, be
 def test_blobs_can_be_read_in_any_thread(work: Work) -> None:
     work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
     snapshot = open_snapshot(work.path, "HEAD")
-    results: list[dict[str, str]] = []
-    threads = [threading.Thread(target=lambda: results.append(contents(snapshot))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [contents(snapshot)] * 4
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(contents, [snapshot] * 4)) == [contents(snapshot)] * 4
 
 
 def test_a_missing_object_is_a_source_error(work: Work) -> None:
@@ -310,8 +300,7 @@ def states() -> Iterator[dict[str, str | None]]:
 def test_an_earlier_snapshot_changes_nothing_but_the_time(work: Work) -> None:
     snapshots = []
     for files in states():
-        revision = work.commit(files)
-        snapshots.append(committed(work, revision))
+        snapshots.append(committed(work, work.commit(files)))
     for earlier in snapshots:
         for later in snapshots:
             again = committed(work, later.revision, previous=earlier)
@@ -343,8 +332,7 @@ def test_what_is_irregular_comes_and_goes(work: Work) -> None:
 def test_an_earlier_snapshot_that_is_no_longer_there_is_no_matter(work: Work, tmp_path: Path) -> None:
     other = Work(tmp_path / "other")
     foreign = committed(other, other.commit({"foreign.yaml": "f"}))
-    revision = work.commit({"a.yaml": "a"})
-    assert [*committed(work, revision, previous=foreign).blobs] == ["a.yaml"]
+    assert [*committed(work, work.commit({"a.yaml": "a"}), previous=foreign).blobs] == ["a.yaml"]
 
 
 # Hostile commits

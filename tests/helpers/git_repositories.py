@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -261,7 +262,9 @@ def program(name: str, package: str) -> str:
 
 
 @contextmanager
-def listening(command: list[str], port: int, environment: Mapping[str, str]) -> Iterator[None]:
+def listening(
+    command: list[str], port: int, environment: Mapping[str, str], *, ended_by: signal.Signals = signal.SIGTERM
+) -> Iterator[None]:
     """A server that listens on ``port`` by now, if it ever does."""
     process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
     try:
@@ -272,7 +275,7 @@ def listening(command: list[str], port: int, environment: Mapping[str, str]) -> 
             time.sleep(0.01)
         yield
     finally:
-        process.terminate()
+        process.send_signal(ended_by)
         process.wait()
 
 

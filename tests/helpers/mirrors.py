@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -262,7 +263,7 @@ def squid(upstream: str, folder: Path) -> Iterator[str]:
         "coredump_dir /\nshutdown_lifetime 0 seconds\n"
     )
     command = [program("squid", "squid"), "-N", "-f", f"{folder}/squid.conf"]
-    with listening(command, port, os.environ):
+    with listening(command, port, os.environ, ended_by=signal.SIGKILL):  # after SIGTERM it waits for two seconds
         yield f"http://{_LOOPBACK}:{port}"
 
 

@@ -429,8 +429,7 @@ def test_what_a_system_knows_of_a_machine_is_kept_but_no_secret(system: str, fle
     spec = server_of(fleet, system)
     (nic,) = (each for each in spec["interfaces"] if each["mac"] == MAC)
     assert nic.get("addresses", []) == ([ADDRESSES[system]] if system in ADDRESSES else [])
-    assert spec.get("bmc") == BMCS.get(system)
-    assert spec["firmware"] == FIRMWARES.get(system, "UEFI")
+    assert (spec.get("bmc"), spec["firmware"]) == (BMCS.get(system), FIRMWARES.get(system, "UEFI"))
     assert ("guessed**: firmware" in (fleet / "import-report.md").read_text()) is (system not in FIRMWARES)
     assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -73,8 +74,9 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
         yield made
 
 
-def address(path: Path) -> PostgresAddress:
-    return present(address_beside(path))
+def address(path: Path, **settings: str) -> PostgresAddress:
+    found = present(address_beside(path))
+    return replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
 
 def schema_of(path: Path) -> str:
@@ -108,7 +110,6 @@ def clock(path: Path, postgres_server: PostgresServer, monkeypatch: pytest.Monke
 
 
 def run_out(path: Path, server: PostgresServer) -> None:
-    """Let the lease run out, whoever has it."""
     server.sql(f"UPDATE {schema_of(path)}.lease SET until = clock_timestamp()")
 
 
@@ -116,8 +117,7 @@ def run_out(path: Path, server: PostgresServer) -> None:
 def held(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.hold(holder)
-        lease = present(ledger.database.lease)
-        yield ledger, lease
+        yield ledger, present(ledger.database.lease)
 
 
 def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
@@ -137,8 +137,7 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
                     two.database.hold(TWO)
                 clock.passes(ONE.seconds / 2)
             two.database.hold(TWO)
-            assert two.database.lease is not None
-            assert two.database.lease.lease == (TWO.id, first.lease.epoch + 1)
+            assert present(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
                 instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
@@ -155,14 +154,12 @@ def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_
         with held(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
             assert again.before is None, "nobody else had it"
-        told = present(described(path).lease)
-        assert told[:4] == (1, "host-a:/state", "one", False)
+        assert present(described(path).lease)[:4] == (1, "host-a:/state", "one", False)
     with held(path, TWO) as (_, lease):
         assert (lease.lease.epoch, lease.before) == (2, "host-a:/state")
 
 
 def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
-    """They may see different networks."""
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
     with held(path, ONE) as (one, _):
         learnt = learn(Knowledge(facts=instance_tables.read(one)), Batch(sightings=seen), NOON)
@@ -174,26 +171,17 @@ def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) ->
 def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
     with open_ledger(path):
         pass
-    took: list[int] = []
     barrier = threading.Barrier(6)
 
-    def take(number: int) -> None:
+    def take(number: int) -> bool:
         with open_ledger(path) as ledger:
             barrier.wait()
-            try:
-                ledger.database.hold(Holder(str(number), "", 3600))
-            except HeldByAnother:
-                barrier.wait()
-                return
-            took.append(number)
+            is_taken = taken_by(ledger, Holder(str(number), "", 3600))
             barrier.wait()
+            return is_taken
 
-    threads = [threading.Thread(target=take, args=(each,)) for each in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(took) == 1
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(take, range(6))) == 1
 
 
 def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
@@ -206,8 +194,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
         renewed.check()
-        told = present(described(path).lease)
-        assert told.stands
+        assert present(described(path).lease).stands
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
         with pytest.raises(LeaseLost, match="another instance acts"):
@@ -241,7 +228,6 @@ def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_i
 
 
 def refuse_writes(path: Path, server: PostgresServer) -> None:
-    """Let the ledger answer reads alone, as on a disk without room."""
     schema = schema_of(path)
     refuses = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE disk_full; END'"
     server.sql(f"CREATE FUNCTION {schema}.refuse() {refuses}")
@@ -338,7 +324,6 @@ def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
 
 
 def change(ledger: Store, revision: str) -> None:
-    """Something that a backup must have, to be as good."""
     with ledger.writing() as tx:
         instance_tables.write_facts(tx, accepted=revision)
         tx.mark()
@@ -430,8 +415,7 @@ def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: 
         assert here.given("web01", OFFER, None) is None
         assert here.giver == str(first.lease)
         here.record(GIVEN, str(first.lease))
-        found = present(there.given("web01", OFFER, None))
-        assert found.first == GIVEN
+        assert present(there.given("web01", OFFER, None)).first == GIVEN
         clock.passes(ONE.seconds)
         with held(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
@@ -455,8 +439,7 @@ def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Pat
         assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
         assert recorded.read(found.offsets).observations == []
         assert recorded.read(found.offsets).offsets == found.offsets
-        other = Writer(SPOOL.spool, "8-0123456789abcdef")
-        fetches.take(ForwardedBatch(other, 0, lines[0]), [])
+        fetches.take(ForwardedBatch(Writer(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
         assert fetches.take(batch, []) == batch.end, "of a file that is gone nothing is kept: it is another one by now"
 
 
@@ -481,13 +464,12 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
                 for number in range(first, first + count):
                     fetches.record(replace(GIVEN, server=f"web{number}"), str(lease.lease))
 
-        threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
-        for thread in threads:
-            thread.start()
         offsets = dict[str, int]()
-        while any(thread.is_alive() for thread in threads):
-            found = recorded.read(offsets)
-            offsets, read = found.offsets, [*read, *found.observations]
+        with ThreadPoolExecutor(4) as pool:
+            recording = [pool.submit(record, each * count) for each in range(4)]
+            while not all(each.done() for each in recording):
+                found = recorded.read(offsets)
+                offsets, read = found.offsets, [*read, *found.observations]
         read += recorded.read(offsets).observations
         assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
 
@@ -595,8 +577,8 @@ class Line(CarriedConnections):
         self._counting = threading.Lock()
 
     def address(self, path: Path, **settings: str) -> PostgresAddress:
-        url = address(path).url.replace(str(self._from), str(self._to))
-        return PostgresAddress(url=url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
+        found = address(path, **settings)
+        return replace(found, url=found.url.replace(str(self._from), str(self._to)))
 
     def begin(self, carries: float) -> None:
         with self._counting:
@@ -620,7 +602,6 @@ def line(postgres_server: PostgresServer) -> Iterator[Line]:
 
 
 def written(ledger: Store, many: int = 1200) -> None:
-    """All forms in which rows are sent, and are asked for, while others wait."""
     known = [
         (SystemUuid(f"{each:032}"), f"web{each}", Record(runs={"m": Run(1, NOON, NOON)} if each % 2 else {}))
         for each in range(many)
@@ -642,7 +623,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
     """Of what it sends, and of what it gets: the server waits for each in another way."""
     chance, count = random.Random(2026), 8 + 4 * lives
     (state := tmp_path / "paused").mkdir()
-    note_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="1000"))
+    note_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="400"))
     (patient := tmp_path / "patient").mkdir()
     note_address(patient / "ledger.sqlite", line.address(path))
 
@@ -666,7 +647,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
         total = line.count
         for number in range(count):
             thread = eventually(lambda: paused_at(int(total * (number + chance.random()) / count)))  # noqa: B023
-            eventually(lambda: taken_by(two, NEXT), poll_s=0.5)
+            eventually(lambda: taken_by(two, NEXT))
             two.database.lease = None
             line.begin(math.inf)
             line.hang_up()
@@ -719,19 +700,21 @@ with open_ledger(Path(sys.argv[1])) as ledger:
 
 
 def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over(
-    path: Path, postgres_server: PostgresServer, lives: int
+    path: Path, postgres_server: PostgresServer, lives: int, tmp_path: Path
 ) -> None:
-    """By SIGSTOP, on the socket itself, with the timeouts that the ledger has."""
+    """By SIGSTOP, on the socket itself."""
     chance = random.Random(2028)
+    (state := tmp_path / "stopped").mkdir()
+    note_address(state / "ledger.sqlite", address(path, idle_in_transaction_session_timeout="1000"))
     with open_ledger(path) as two:
         for _ in range(2 * lives):
-            command = [sys.executable, "-c", WRITES, str(path)]
+            command = [sys.executable, "-c", WRITES, str(state / "ledger.sqlite")]
             process = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(chance.uniform(0, 2))
+            time.sleep(chance.uniform(0, 1))
             process.send_signal(signal.SIGSTOP)
-            eventually(lambda: taken_by(two, NEXT), poll_s=0.5)
+            eventually(lambda: taken_by(two, NEXT))
             two.database.lease = None
             process.kill()
             process.wait()

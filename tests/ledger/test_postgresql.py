@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import instance_tables, move_ledger, server_tables
-from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
 from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, places
@@ -59,18 +59,12 @@ def own() -> Iterator[PostgresServer]:
 
 
 def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
-    found: list[str] = []
-
-    def look() -> None:
+    def look(path: Path) -> str:
         with open_ledger(path) as ledger:
-            found.append(instance_tables.read(ledger).identity)
+            return instance_tables.read(ledger).identity
 
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert (len(found), len(set(found))) == (4, 1)
+    with ThreadPoolExecutor(4) as pool:
+        assert len({*pool.map(look, [path] * 4)}) == 1
     assert has_ledger(path.parent)
     assert not path.exists(), "there is no file"
 
@@ -293,8 +287,7 @@ def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> 
     ],
 )
 def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) -> None:
-    asked = arguments(PostgresAddress.parse(url, None))
-    assert asked.get("sslmode") == (None if is_here else "verify-full")
+    assert arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
 
 
 # What fails under way
@@ -333,7 +326,6 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
     )
 
     def states() -> list[str]:
-        """What the sessions of this ledger are at."""
         return postgres_server.sql(
             "SELECT state FROM pg_stat_activity WHERE application_name = 'gitboot' AND pid <> pg_backend_pid()"
         ).splitlines()
@@ -388,18 +380,23 @@ def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: 
 
 
 def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_depends_on_it(
-    own: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: PostgresServer, tmp_path: Path
 ) -> None:
     """The server waits for a standby that there is not, and commits once nobody asks for that standby any more."""
-    path = own.ledger(tmp_path)
-    with open_ledger(path) as ledger:
-        monkeypatch.setattr(postgresql_ledger, "LOCK_S", 5.0)
+
+    def write(tx: Transaction) -> None:
+        instance_tables.write_facts(tx, accepted="one")
+        tx.send()
+        assert isinstance(ledger.database, PostgresDatabase)
+        ledger.database._commit_s = 0.6
+
+    with open_ledger(own.ledger(tmp_path)) as ledger:
         own.sql("ALTER SYSTEM SET synchronous_standby_names = 'none_such'")
         own.sql("SELECT pg_reload_conf()")
         try:
             eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
-            with pytest.raises(LedgerError, match="no answer within 5 s"):
-                put(ledger, instance_tables.write_facts, accepted="one")
+            with pytest.raises(LedgerError, match="no answer within 1 s"):
+                put(ledger, write)
             assert ledger.is_suspect
         finally:
             own.sql("ALTER SYSTEM RESET synchronous_standby_names")
@@ -431,7 +428,6 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
 
 
 def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
-    """As with a file, where a second writer waits."""
     with open_ledger(path) as one, open_ledger(path) as other:
         wrote = threading.Event()
         one.database.execute("SET idle_in_transaction_session_timeout = 0")
@@ -467,8 +463,7 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
         put(ledger, instance_tables.write_facts, output="/srv/boot")
     assert instance_tables.last(path) == 1
     assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
-    assert places(path) == (Path("/srv/boot"), None)
-    assert described(path).rows["overrides"] == 1
+    assert (places(path), described(path).rows["overrides"]) == ((Path("/srv/boot"), None), 1)
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
     with open_ledger(path) as ours, open_ledger(copy) as theirs:
         assert (server_tables.read_records(ours), server_tables.read_overrides(ours)) == (
@@ -518,8 +513,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     path = tmp_path / "ledger.sqlite"
     written(path)
     before = described(path)
-    url = postgres_server.address().url
-    told = moved(tmp_path, url)
+    told = moved(tmp_path, postgres_server.address().url)
     assert "rows copied and compared" in told
     assert f"is kept as {path}.copied-1" in told
     assert not path.exists()
@@ -527,11 +521,10 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
         assert not instance_tables.is_behind(ledger)
-        number = instance_tables.give(ledger, NOON, "ada", "retry", {})
-        assert number == 2, "they are counted on"
+        assert instance_tables.give(ledger, NOON, "ada", "retry", {}) == 2, "they are counted on"
         put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
         assert server_tables.last_noted(ledger) == 1
-    told = moved(tmp_path, "file")
+    moved(tmp_path, "file")
     assert address_beside(path) is None
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
@@ -547,7 +540,6 @@ def refused(state: Path, to: str) -> str:
 
 @pytest.fixture
 def two(path: Path, tmp_path: Path) -> Path:
-    """The state directory of another host, which has the same ledger."""
     (state := tmp_path / "two").mkdir()
     shutil.copyfile(path.with_suffix(".toml"), state / "ledger.toml")
     return state
@@ -555,8 +547,7 @@ def two(path: Path, tmp_path: Path) -> Path:
 
 def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
     written(path)
-    told = moved(tmp_path, "file")
-    assert "tell every other host's STATE so" in told
+    assert "tell every other host's STATE so" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was copied to {place}, goes on there.*not used here any more"):
         open_ledger(two / "ledger.sqlite")
@@ -730,8 +721,7 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
             moved(tmp_path, "file" if to == "file" else address.url)
     if to == "file":
         shutil.copyfile(path, elsewhere / "ledger.sqlite")
-    assert is_opened(path) == is_used
-    assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
+    assert (is_opened(path), is_opened(elsewhere / "ledger.sqlite")) == (is_used, is_copy_used)
     if is_used:
         with open_ledger(path) as ledger:
             put(ledger, instance_tables.write_facts, accepted="goes on")

@@ -274,8 +274,7 @@ def test_any_text_has_one_normal_form_or_is_refused(parse: Callable[[object], An
     ],
 )
 def test_the_first_three_fields_of_a_uuid_are_swapped(uuid: str, expected: str) -> None:
-    assert swapped(SystemUuid(uuid)) == expected
-    assert swapped(swapped(SystemUuid(uuid))) == uuid
+    assert (swapped(SystemUuid(uuid)), swapped(swapped(SystemUuid(uuid)))) == (expected, uuid)
 
 
 @pytest.mark.parametrize(

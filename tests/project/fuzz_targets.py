@@ -42,7 +42,7 @@ from gitboot.render.server_files import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from gitboot.resolve.templates import MAX_BYTES, TemplateFault, TemplateSet
+from gitboot.resolve.templates import MAX_BYTES, TemplateFault, decoded, render_template
 from gitboot.system_clock import Uptime
 from tests.helpers.endpoints import BEFORE, FLEET, Site, connect, read_all
 from tests.helpers.fleets import SEED
@@ -101,7 +101,7 @@ def template(data: bytes) -> None:
     context = {**names, "vars": {"debug": True, "n": "7"}, "urls": {"base": "http://boot.test", "secrets": {}}}
     text, said = "", "fine"
     try:
-        text = TemplateSet({"t": data}).render_file("t", context)
+        text = render_template(decoded(data), context)
     except TemplateFault as fault:
         said = fault.message
     assert said and len(text.encode()) <= MAX_BYTES

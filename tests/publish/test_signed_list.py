@@ -41,7 +41,7 @@ from gitboot.publish.signed_list import (
 )
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import Listing, ListProblem, parse_keys, parse_listing, read_list
-from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
+from gitboot.render.endpoint_files import Listed, listing_path, render_listing
 from gitboot.render.paths import File, Files
 from tests.helpers.cases import every, examples
 from tests.helpers.git_repositories import program
@@ -134,12 +134,12 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
 def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(keys: Path, signing: ListKeys) -> None:
     """A listing has at most 8 names with 3 versions each, and the texts that end a window."""
     about = ListAbout(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "m" * 64)
-    listed = {f"servers/lon1-r{number:06}.json": ListedFile("0" * 64, 2500) for number in range(10_000)}
+    listed = {f"servers/lon1-r{number:06}.json": Listed("0" * 64, 2500) for number in range(10_000)}
     amended = partial(amend_list, about=about, keys=signing, now=NOW, least_version=1)
     state, whole = amended(None, listed, read_bin=lambda *_: {})
     (changed, *_) = listed
     of_its_bin = {name: each for name, each in listed.items() if bin_of(name) == bin_of(changed)}
-    after = {changed: ListedFile("1" * 64, 2600)}
+    after = {changed: Listed("1" * 64, 2600)}
     _, files = amended(state, after, read_bin=lambda *_: of_its_bin)
     assert sum(map(len, whole.values())) > 1_000_000
     assert sum(map(len, files.values())) + 10_000 < 200_000  # and the listing

@@ -20,7 +20,7 @@ from gitboot.cli.main import main
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, MirrorFile, WebMirror, judge
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import FileVersion
-from gitboot.render.endpoint_files import ListedFile as Listed
+from gitboot.render.endpoint_files import Listed as Listed
 from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composition import MIRRORED_NAMES

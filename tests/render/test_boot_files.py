@@ -493,8 +493,7 @@ def test_finding_m1_what_an_endpoint_answers_is_the_same_whether_copies_ask_it(s
             planned(fleet(f"{each}, {OUTPUTS}", copies=False), *documents, now=now).servers["web01"]
             for each in (settings, "baseURL: 'http://boot.test'")
         )
-        assert digests(asking) == digests(plain)
-        assert asking.published.paths == plain.published.paths
+        assert (digests(asking), asking.published.paths) == (digests(plain), plain.published.paths)
         assert asking.published.contents == plain.published.contents
 
 

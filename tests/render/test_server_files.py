@@ -17,7 +17,7 @@ from gitboot.render.server_files import AHEAD, About, RenderedState, server_stat
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -37,13 +37,15 @@ NOON = at("20T12:00")
 SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22, 23, 24)]
 
 
-def state(*documents: str, record: Record | None = None) -> RenderedState:
-    decisions = decided(*documents)
-    return server_state(decisions, decisions.servers["web01"], record, NOON)
+def state(
+    *documents: str, record: Record | None = None, about: About | None = None, files: dict[str, str] | None = None
+) -> RenderedState:
+    decisions = decided(*documents, files=files)
+    return server_state(decisions, decisions.servers["web01"], record, NOON, about or About())
 
 
-def at_entry(found: RenderedState, instant: datetime) -> Turn | None:
-    return turn_of(found.published.paths[ENTRY], instant)[0]
+def at_entry(found: RenderedState, instant: datetime) -> Turn:
+    return present(turn_of(found.published.paths[ENTRY], instant)[0])
 
 
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
@@ -54,12 +56,9 @@ def test_as_many_transitions_are_known_as_are_looked_ahead() -> None:
     assert [instant for instant, _ in found.later] == [at(f"{day}T{hour}:00") for day in (21, 22) for hour in (22, 23)]
     assert len(found.later) == AHEAD
     now = at_entry(found, NOON)
-    assert now is not None
     assert now.content == found.files[ENTRY].sha256
     for day in (21, 22):
         inside, after = at_entry(found, at(f"{day}T22:30")), at_entry(found, at(f"{day}T23:00"))
-        assert inside is not None
-        assert after is not None
         assert "memtest-7" in found.published.contents[str(inside.content)]
         assert after == now._replace(since=at(f"{day}T23:00"))
 
@@ -68,15 +67,8 @@ def test_all_that_is_announced_is_there_before_its_instant() -> None:
     user_data = "userData: {format: Ignition/3.4, template: t}"
     images = (image("flatcar-1", "userData: Ignition/3.4"), image("memtest-7", "userData: Ignition/3.4"))
     profiles = (profile("web", "flatcar-1", user_data), profile("repair", "memtest-7", user_data))
-    decisions = decided(
-        *SEED[:2],
-        *images,
-        *profiles,
-        SEED[-1],
-        *SEVERAL,
-        files={"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'},
-    )
-    found = server_state(decisions, decisions.servers["web01"], None, NOON)
+    files = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'}
+    found = state(*SEED[:2], *images, *profiles, SEED[-1], *SEVERAL, files=files)
     content = [path for path in found.files if is_immutable(path)]
     assert len(content) == 2
     held = {*found.published.contents, *(found.files[path].sha256 for path in content)}
@@ -96,8 +88,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     for documents in ((*SEED, *SEVERAL), once, (SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])):
         found = state(*documents, record=Record())
         data = found.files["ops/servers/web01.json"].content
-        assert parse(data) == found.published
-        assert render(parse(data)) == data
+        assert (parse(data), render(parse(data))) == (found.published, data)
 
 
 @for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
@@ -107,9 +98,9 @@ def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
 
 
 def test_what_a_server_is_found_by_is_said() -> None:
-    decisions = decided(*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
+    documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
     about = About(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
-    found = server_state(decisions, decisions.servers["web01"], None, NOON, about).published
+    found = state(*documents, about=about).published
     uuid = SystemUuid(uuid_of("web01"))
     assert set(found.identities) == {
         f"mac/{mac_of('web01').replace(':', '-')}",
@@ -177,15 +168,13 @@ def test_what_writes_a_disk_has_something_to_answer_instead(
     documents: tuple[str, ...], once: bool, instead: str | None
 ) -> None:
     found = state(*documents, record=Record())
-    version = at_entry(found, NOON)
-    assert version is not None
+    writes = at_entry(found, NOON).writes
     if instead is None:
-        assert version.writes is None
+        assert writes is None
     else:
-        assert version.writes is not None
-        assert version.writes.once == once
-        assert version.writes.needs == (Need("assets/flatcar-1/initrd", None), Need("assets/flatcar-1/kernel", None))
-        text = found.published.contents[str(version.writes.fallback)]
+        assert writes is not None and writes.once == once
+        assert writes.needs == (Need("assets/flatcar-1/initrd", None), Need("assets/flatcar-1/kernel", None))
+        text = found.published.contents[str(writes.fallback)]
         assert "in place of a boot that writes a disk" in text
         assert (f"{instead}/kernel" if instead != "disk" else "boots its local disk") in text
         assert "flatcar-1/kernel" not in text
@@ -195,15 +184,13 @@ def test_what_is_mirrored_has_to_be_there_before_it_is_given() -> None:
     mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
-    version = at_entry(found, NOON)
-    assert version is not None and version.writes is not None
-    assert version.writes.needs == (Need("assets/flatcar-1/initrd", None), Need(f"o/{SHA}/kernel", None))
+    needs = present(at_entry(found, NOON).writes).needs
+    assert needs == (Need("assets/flatcar-1/initrd", None), Need(f"o/{SHA}/kernel", None))
 
 
 def test_a_parked_server_has_no_entry_that_proves_anything() -> None:
     found = state(SEED[0], server("web01", spec="lifecycle: Parked"), *SEED[2:])
-    assert found.plan is None
-    assert found.entries == {}
+    assert (found.plan, found.entries) == (None, {})
 
 
 def test_a_state_holds_until_its_transition_and_for_its_record() -> None:
@@ -234,19 +221,14 @@ def test_unknown_machines_may_have_user_data() -> None:
         image("discovery-1", "writesDisk: false, userData: CloudInit"),
         profile("discover", "discovery-1", "userData: {format: CloudInit, template: t}"),
     )
-    found = decided(*documents, files={"t": "#cloud-config\n"}).unknown
-    assert found is not None
-    (boot,) = found.values()
-    assert boot.user_data is not None
-    assert boot.user_data.files == {"meta-data": "", "user-data": "#cloud-config\n"}
+    (boot,) = present(decided(*documents, files={"t": "#cloud-config\n"}).unknown).values()
+    assert present(boot.user_data).files == {"meta-data": "", "user-data": "#cloud-config\n"}
 
 
 def test_an_argument_that_renders_to_nothing_is_none() -> None:
     conditional = profile("web", "flatcar-1", "kernelArguments: [\"{{ 'a' if vars.x is defined }}\", b]")
     found = state(*SEED[:4], conditional, *SEED[5:]).plan
-    assert found is not None
-    assert found.boot is not None
-    assert found.boot.kernel_arguments == ("b",)
+    assert found is not None and found.boot is not None and found.boot.kernel_arguments == ("b",)
 
 
 def test_a_status_says_which_conditions_hold() -> None:
@@ -292,9 +274,7 @@ def test_a_document_that_two_boots_share_takes_no_turn() -> None:
         SEED[-1],
         maintenance("m", "20T13:00 20T14:00"),
     )
-    decisions = decided(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'})
-    found = server_state(decisions, decisions.servers["web01"], None, NOON)
+    found = state(*documents, files={"t": '{"ignition": {"version": "3.4.0"}}'})
     by_uuid = [path for path in found.files if path.startswith("boot/ignition/")]
-    assert len(by_uuid) == 2
     assert [len(found.published.paths[path]) for path in by_uuid] == [1, 1]
     assert len(found.published.paths[ENTRY]) > 1

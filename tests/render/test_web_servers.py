@@ -75,10 +75,13 @@ def endpoint(output: Path) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module", params=["nginx", "caddy"])
+RUNNING = {"nginx": nginx, "caddy": caddy}
+
+
+@pytest.fixture(scope="module", params=RUNNING)
 def mirror(request: pytest.FixtureRequest, output: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
-    running = nginx if request.param == "nginx" else caddy
-    with running(output / "boot", output / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
+    folder = tmp_path_factory.mktemp(request.param)
+    with RUNNING[request.param](output / "boot", output / "ops" / "serve", folder) as mirror:
         yield mirror
 
 
@@ -115,7 +118,7 @@ def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output:
             assert client.get(ENTRY).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+@pytest.mark.parametrize("kind", RUNNING)
 def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Path, kind: str) -> None:
     networks = "[127.0.0.64/30, 'fd00:9::/64']"
     root = tmp_path / "output"
@@ -124,7 +127,7 @@ def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Pat
         listed=datetime.now(UTC),
     )
     (tmp_path / kind).mkdir()
-    with (nginx if kind == "nginx" else caddy)(root / "boot", root / "ops/serve", tmp_path / kind) as mirror:
+    with RUNNING[kind](root / "boot", root / "ops/serve", tmp_path / kind) as mirror:
         for address, expected in (("127.0.0.1", 200), ("127.0.0.66", 200), ("127.0.0.68", 403)):
             with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
                 assert client.get("/signed/timestamp.json").status_code == expected, address
@@ -134,10 +137,6 @@ def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Pat
 
 
 SAME = ("content-type", "content-length", "cache-control")
-
-
-def _boot_files() -> list[str]:
-    return list(FLEET.boot_files)
 
 
 def is_entry(path: str) -> bool:
@@ -152,7 +151,7 @@ def is_report(path: str) -> bool:
 def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.Client, client: httpx.Client) -> None:
     for spooled in (output.parent / "spool").glob("*.jsonl"):
         spooled.unlink()  # as once a tree is published that knows what was given
-    paths = [path for path in _boot_files() if not path.startswith("/signed/")]  # which only copies need
+    paths = [path for path in FLEET.boot_files if not path.startswith("/signed/")]  # which only copies need
     assert len([path for path in paths if is_report(path)]) == 2
     for path in paths:
         ours, theirs = endpoint.get(path), client.get(path)
@@ -288,13 +287,12 @@ def test_finding_m5_a_known_machine_does_not_get_the_script_of_unknown_machines(
         assert {client.get(f"{script}?{name}").status_code for name in names} == {503}
 
 
-@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+@pytest.mark.parametrize("kind", RUNNING)
 def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: Path, tmp_path: Path, kind: str) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    made = tmp_path / kind
-    made.mkdir()
-    with (nginx if kind == "nginx" else caddy)(copy, output / "ops/serve", made) as mirror:
+    copy, made = tmp_path / "copy", tmp_path / kind
+    for folder in (copy, made):
+        folder.mkdir()
+    with RUNNING[kind](copy, output / "ops/serve", made) as mirror:
         asked = (ENTRY, "/unknown.ipxe", "/boot.ipxe", "/", "/nothing")
         assert {path: http_peers.get(f"{mirror.url}{path}").status_code for path in asked} == dict.fromkeys(asked, 503)
         shutil.copytree(output / "boot/v1", copy / "v1")
@@ -332,10 +330,10 @@ def answered(every: Path) -> dict[str, httpx.Response]:
         return {path: client.get(path) for path in mirrors.EVERY_PATH}
 
 
-@pytest.fixture(scope="module", params=["nginx", "caddy"])
+@pytest.fixture(scope="module", params=RUNNING)
 def below(request: pytest.FixtureRequest, every: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
-    running = nginx if request.param == "nginx" else caddy
-    with running(every / "boot", every / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
+    folder = tmp_path_factory.mktemp(request.param)
+    with RUNNING[request.param](every / "boot", every / "ops" / "serve", folder) as mirror:
         yield mirror
 
 
@@ -432,7 +430,7 @@ def logged(mirror: Mirror) -> Callable[[int], list[Told]]:
 def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
     output: Path, client: httpx.Client, logged: Callable[[int], list[Told]]
 ) -> None:
-    report = next(path for path in _boot_files() if is_report(path))
+    report = next(path for path in FLEET.boot_files if is_report(path))
     asked = datetime.now(UTC)
     for path in (ENTRY, f"/ipxe/{UUID}", report):
         client.get(f"{path}?x=/boot.ipxe")
@@ -447,12 +445,16 @@ def test_the_fetch_of_an_entry_is_an_observation_of_its_version(
 def test_what_is_no_whole_get_of_an_entry_is_none(
     mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[Told]]
 ) -> None:
-    client.get(ENTRY)
-    client.head(ENTRY)
-    client.get(f"/v1/boot/{NOBODY}/grub.cfg")
-    client.post(ENTRY)
-    client.get(f"/v1/boot/{NOBODY}/boot.ipxe")
-    client.get("/boot.ipxe")
+    unknown = f"/v1/boot/{NOBODY}"
+    for method, path in (
+        ("GET", ENTRY),
+        ("HEAD", ENTRY),
+        ("GET", f"{unknown}/grub.cfg"),
+        ("POST", ENTRY),
+        ("GET", f"{unknown}/boot.ipxe"),
+        ("GET", "/boot.ipxe"),
+    ):
+        client.request(method, path)
     found = [type(each) if isinstance(each, UnknownMachine) else each for each in logged(6)[1:]]
     assert found == [Ignored.METHOD, UnknownMachine, Ignored.METHOD, UnknownMachine, Ignored.PATH]
 
@@ -487,7 +489,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     client: httpx.Client,
     logged: Callable[[int], list[Told]],
 ) -> None:
-    assert verified("--tree", output, mirror.url) == (0, {"files": len(_boot_files()), "items": []})
+    assert verified("--tree", output, mirror.url) == (0, {"files": len(FLEET.boot_files), "items": []})
     client.get("/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
     assert [each for each in logged(1) if isinstance(each, Observation)] == []

@@ -19,7 +19,7 @@ from gitboot.resolve.policy_selection import in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.server_decision import Boot
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -308,8 +308,7 @@ def test_r5_the_phase_under_a_policy(
     often: str, provision: int, record: Record | None, phase: Phase, cause: Cause
 ) -> None:
     found = planned(NOON, *seed(f"provision: {provision}", often=often), record=record)
-    assert found is not None
-    assert (found.phase, found.cause) == (phase, cause)
+    assert found is not None and (found.phase, found.cause) == (phase, cause)
     assert (found.boot is not None) == (phase is Phase.NETWORK)
 
 
@@ -693,8 +692,7 @@ def test_the_override_that_a_plan_wants(
         profile("web", "a-1", method if http else "", method="UefiHttp" if http else method),
         policy("web", "All", policy_spec, often=often),
     )
-    found = planned(NOON, *documents, record=PENDING)
-    assert found is not None
+    found = present(planned(NOON, *documents, record=PENDING))
     wanted = found.override
     shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.set_again) if wanted else None
     assert shown == expected
@@ -717,8 +715,7 @@ def test_r10_the_next_transition(windows: tuple[str, ...], instant: str, expecte
 def test_r8_a_comment_a_moved_line_and_a_renamed_file_change_no_digest() -> None:
     before = decision("web01", *SEED, WINDOW)
     after = decision("web01", *(f"\n# a comment\n{text}" for text in reversed((*SEED, WINDOW))))
-    assert before.digest == after.digest
-    assert plan(before, NOON, None) == plan(after, NOON, None)
+    assert (before.digest, plan(before, NOON, None)) == (after.digest, plan(after, NOON, None))
 
 
 def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> None:

@@ -71,8 +71,7 @@ PROCESSES = settings(LAWS, max_examples=2)
 def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedFleet, order: random.Random) -> None:
     before = decided(fleet.documents)
     after = decided_of(files=_laid_out_anew(fleet.documents, order))
-    assert digests(after) == digests(before)
-    assert list(after.servers) == list(before.servers)
+    assert (digests(after), list(after.servers)) == (digests(before), list(before.servers))
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
     assert _messages(after) == _messages(before)
 
@@ -94,8 +93,7 @@ def test_the_order_of_keys_changes_nothing_that_a_template_writes() -> None:
         loop = "kernelArguments: ['of={% for name in vars %}{{ name }}{% endfor %}']"
         boots = (image("os-1"), profile("os", "os-1", f"{loop}, vars: {{{variables}}}"))
         found = planned(START, *SEED, *boots, policy("os", spec="priority: 1", boots="os"))
-        assert found is not None
-        assert found.boot is not None
+        assert found is not None and found.boot is not None
         written.append(found.boot.kernel_arguments)
     assert written[0] == written[1]
 
@@ -173,8 +171,7 @@ def test_r8_plans_that_want_different_overrides_have_different_digests() -> None
         planned(START, *SEED, maintenance("repair", spec=f"networkBoot: {often}, override: Once"), record=Record())
         for often in ("Always", "Once")
     )
-    assert always is not None and once is not None
-    assert always.override != once.override
+    assert always is not None and once is not None and always.override != once.override
     assert always.digest != once.digest
 
 
@@ -212,8 +209,7 @@ def _check_transition(decision: Decision, record: Record | None, instant: dateti
     until = transition(decision, instant, record)
     assert until is None or until > instant
     if until is None or following < until:
-        assert shown(following) == shown(instant)
-        assert transition(decision, following, record) == until
+        assert (shown(following), transition(decision, following, record)) == (shown(instant), until)
     else:
         assert shown(until) != shown(instant)
         assert shown(until - timedelta(microseconds=1)) == shown(instant)

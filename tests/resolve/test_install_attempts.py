@@ -24,7 +24,7 @@ from gitboot.review.decision_changes import BecomesUnknown, Since
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import returning
 from gitboot.review.risks import Risk
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.evaluations import FLEET, Files, compared, reviewed
 from tests.helpers.fleets import (
     SEED,
@@ -88,8 +88,7 @@ def test_e11_e12_a_server_without_a_record_is(
     found = newcomer(decided, records=records, seen=records.keys(), introduced=introduced)
     assert found.known is known
     assert found.why
-    boots = plan(decided, at("20T12:00"), found.record(decided))
-    assert boots is not None
+    boots = present(plan(decided, at("20T12:00"), found.record(decided)))
     assert (boots.phase is Phase.NETWORK) == (known is not Known.UNKNOWN and decided.provision > 0)
 
 
@@ -123,11 +122,9 @@ def test_e12_a_maintenance_that_writes_disks_leaves_them_unknown_until_the_numbe
     record = booted(adopted(wiped), wiped.maintenances[0], at("20T22:10"))
     assert record.overwritten_by == "wipe"
     after = plan(wiped, at("21T05:00"), record)
-    assert after is not None
-    assert (after.phase, after.cause) == (Phase.DISK, Cause.OVERWRITTEN)
+    assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.OVERWRITTEN)
     raised = plan(web01("provision: 2", WIPE), at("21T05:00"), record)
-    assert raised is not None
-    assert (raised.phase, raised.cause) == (Phase.NETWORK, Cause.PENDING)
+    assert raised is not None and (raised.phase, raised.cause) == (Phase.NETWORK, Cause.PENDING)
 
 
 def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
@@ -139,8 +136,7 @@ def test_a_maintenance_that_writes_none_leaves_them_as_they_are() -> None:
 def test_what_was_never_installed_is_pending_whatever_wrote_its_disks() -> None:
     wiped = web01("provision: 1", WIPE)
     planned = plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
-    assert planned is not None
-    assert planned.cause is Cause.PENDING
+    assert planned is not None and planned.cause is Cause.PENDING
 
 
 def test_what_a_run_leaves_is_exported() -> None:
@@ -171,8 +167,7 @@ def test_e17_a_run_is_made_again_in_a_later_window_or_when_it_is_raised(window: 
     decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
     (asked,) = decided.maintenances
     instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
-    planned = plan(decided, instant, MADE)
-    assert planned is not None
+    planned = present(plan(decided, instant, MADE))
     assert (planned.phase, planned.cause) == (
         (Phase.MAINTENANCE, Cause.MAINTENANCE) if again else (Phase.DISK, Cause.MAINTENANCE_DONE)
     )
@@ -293,8 +288,7 @@ def test_e12_a_review_says_of_each_server_when_it_becomes_unknown(
     what: str, new: Files, expected: tuple[BecomesUnknown, ...]
 ) -> None:
     (change,) = compared(new).servers
-    assert change.unknown == expected
-    assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(expected)
+    assert (change.unknown, Risk.BECOMES_UNKNOWN in change.risks) == (expected, bool(expected))
     reasons = [danger.reasons for danger in reviewed(new).dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
     assert len(reasons) == len(expected)
 
@@ -303,8 +297,7 @@ def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_is_n
     text = str(board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
     moved = text.replace(mac_of("fra1-web01"), mac_of("other")).replace("name: fra1-web01", "name: ams2-new")
     (change,) = compared({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
-    assert change.old is not None
-    assert (change.old.server, change.name) == ("fra1-web01", "ams2-new")
+    assert change.old is not None and (change.old.server, change.name) == ("fra1-web01", "ams2-new")
     assert Risk.REINSTALL in change.risks
 
 
@@ -348,8 +341,7 @@ def test_stopped_offers_what_is_left_without_boots_that_write_disks(
         decision("web01", *documents, server("web01", "role: web", "provision: 1")), stopped=by == "the commit"
     )
     planned = plan(decided, at("20T23:00"), Record(), stop=Halt.NONE if by == "the commit" else Halt.WRITING)
-    assert planned is not None
-    assert (planned.boot.image if planned.boot is not None else None) == boots
+    assert planned is not None and (planned.boot.image if planned.boot is not None else None) == boots
     if boots is None:
         assert (planned.phase, planned.cause, planned.override, planned.key) == (Phase.DISK, Cause.STOPPED, None, None)
 

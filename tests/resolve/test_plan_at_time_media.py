@@ -18,7 +18,7 @@ from gitboot.resolve.provisioning_record import (
     Seen,
 )
 from gitboot.resolve.server_decision import Decision
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, present
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.resolve.test_fleet_decisions import NOON
 
@@ -37,14 +37,12 @@ SEEN = Seen(NOON, "v1/boot", "192.0.2.9")
 
 
 def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: Halt = Halt.NONE) -> str | None:
-    found = plan(decision("web01", *SEED), NOON + after, record, stop=stop)
-    assert found is not None
+    found = present(plan(decision("web01", *SEED), NOON + after, record, stop=stop))
     return found.medium
 
 
 def test_the_override_of_a_pending_server_boots_the_iso() -> None:
-    wanted = wanted_override(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS)
-    assert wanted is not None
+    wanted = present(wanted_override(plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS))
     assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
     assert wanted.override.http_boot_uri is None
 
@@ -136,8 +134,7 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
     assert found.data_medium == token is not None
-    wanted = wanted_override(found, KEYS)
-    assert wanted is not None
+    wanted = present(wanted_override(found, KEYS))
     name = KEYS.name(token) if named_by == "the installation" else token
     assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
 
@@ -148,8 +145,7 @@ def test_user_data_has_a_medium_of_its_own_by_a_token_where_its_boot_ends(often:
 def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(evidence: str, lies: bool) -> None:
     found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
     planned = plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
-    assert planned is not None
-    assert [each is not None for each in media_urls(planned, KEYS)] == [lies, lies]
+    assert planned is not None and [each is not None for each in media_urls(planned, KEYS)] == [lies, lies]
 
 
 @for_each(

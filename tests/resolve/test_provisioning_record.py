@@ -28,7 +28,7 @@ from gitboot.resolve.provisioning_record import (
     imported,
 )
 from gitboot.resolve.server_plan import Cause
-from tests.helpers.cases import examples, for_each
+from tests.helpers.cases import examples, for_each, present
 from tests.helpers.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
 from tests.ledger.test_store import RECORDS
 
@@ -264,10 +264,8 @@ def test_what_is_adopted_is_answered_no_user_data_and_turns_by_no_clock() -> Non
     )
     wanted = decided(*documents, files={"a.j2": "#cloud-config\n{}\n"}).servers["web01"]
     record = adopted(wanted, at("20T12:00"))
-    found = plan(wanted, at("20T12:30"), record)
-    assert found is not None
+    found = present(plan(wanted, at("20T12:30"), record))
     assert (found.cause, found.user_data, found.data, found.next_transition) == (Cause.PROVISIONED, None, None, None)
     reported = plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
-    assert reported is not None
-    assert reported.user_data is not None
+    assert reported is not None and reported.user_data is not None
     assert reported.next_transition == at("20T14:00")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gitboot.problems import Code
 from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
 from gitboot.resolve import templates
-from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, TemplateSet
+from gitboot.resolve.templates import MAX_BYTES, MAX_STEPS, TemplateFault, decoded, names_in, render_template
 from tests.helpers.cases import for_each
 from tests.helpers.running_instance import peak_mib
 
@@ -47,7 +47,7 @@ CONTEXT: Mapping[str, Any] = {
 
 
 def render(source: str, **context: object) -> str:
-    return TemplateSet({}).render_text(source, {**CONTEXT, **context})
+    return render_template(source, {**CONTEXT, **context})
 
 
 def fault_of(source: str, **context: object) -> TemplateFault:
@@ -248,7 +248,7 @@ def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
 @for_each("source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"])
 def test_syntax_is_its_own_code(source: str) -> None:
     fault = fault_of("first\n" + source)
-    assert (fault.code, fault.line, fault.path) == (Code.TEMPLATE_SYNTAX, 2, None)
+    assert (fault.code, fault.line) == (Code.TEMPLATE_SYNTAX, 2)
 
 
 @for_each(
@@ -288,34 +288,24 @@ def test_quoting_filters_take_a_list_of_kernel_arguments() -> None:
 # Files
 
 
-def test_fault_in_a_file_names_it() -> None:
-    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"\n{{ absent }}", "c.j2": b"a\nb\xff"})
-    for path, code, line in (
-        ("a.j2", Code.TEMPLATE_SYNTAX, 1),
-        ("b.j2", Code.TEMPLATE_FAILED, 2),
-        ("c.j2", Code.TEMPLATE_SYNTAX, 2),
-    ):
-        for _ in range(2):  # the second time from what is remembered
-            with pytest.raises(TemplateFault) as caught:
-                templates.render_file(path, CONTEXT)
-            assert (caught.value.path, caught.value.code, caught.value.line) == (path, code, line)
-
-
-def test_same_broken_text_in_two_places_is_a_fault_of_each() -> None:
-    templates = TemplateSet({"a.j2": b"{{ x", "b.j2": b"{{ x"})
-    for path in ("a.j2", "b.j2"):
+@for_each(
+    ("file", "code", "line"),
+    [
+        (b"{{ x", Code.TEMPLATE_SYNTAX, 1),
+        (b"\n{{ absent }}", Code.TEMPLATE_FAILED, 2),
+        (b"a\nb\xff", Code.TEMPLATE_SYNTAX, 2),
+    ],
+)
+def test_a_fault_in_a_file_has_its_line_each_time(file: bytes, code: Code, line: int) -> None:
+    for _ in range(2):  # the second time from what is remembered
         with pytest.raises(TemplateFault) as caught:
-            templates.render_file(path, CONTEXT)
-        assert caught.value.path == path
-    with pytest.raises(TemplateFault) as caught:
-        templates.render_text("{{ x", CONTEXT)
-    assert caught.value.path is None
+            render_template(decoded(file), CONTEXT)
+        assert (caught.value.code, caught.value.line) == (code, line)
 
 
 def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline() -> None:
-    templates = TemplateSet({"a.j2": b"\xef\xbb\xbf#!ipxe\n# {{ server.name }}\n", "b": b"\xef\xbb\xbf#!ipxe\n"})
-    assert templates.render_file("a.j2", CONTEXT) == "#!ipxe\n# web01\n"
-    assert templates.render_file("b", CONTEXT) == "#!ipxe\n"
+    for file, expected in ((b"#!ipxe\n# {{ server.name }}\n", "#!ipxe\n# web01\n"), (b"#!ipxe\n", "#!ipxe\n")):
+        assert render_template(decoded(b"\xef\xbb\xbf" + file), CONTEXT) == expected
 
 
 @pytest.mark.parametrize(
@@ -331,13 +321,13 @@ def test_file_is_rendered_without_its_byte_order_mark_and_with_its_last_newline(
     ],
 )
 def test_names_are_what_a_template_takes_from_its_context(source: bytes, names: set[str]) -> None:
-    assert TemplateSet({"a": source}).names("a") == names
+    assert names_in(decoded(source)) == names
 
 
-def test_names_of_a_broken_template_are_a_fault_with_its_path() -> None:
+def test_names_of_a_broken_template_are_a_fault() -> None:
     with pytest.raises(TemplateFault) as caught:
-        TemplateSet({"a": b"\n{{ x"}).names("a")
-    assert (caught.value.path, caught.value.line, caught.value.code) == ("a", 2, Code.TEMPLATE_SYNTAX)
+        names_in("\n{{ x")
+    assert (caught.value.line, caught.value.code) == (2, Code.TEMPLATE_SYNTAX)
 
 
 # Bounds
@@ -445,13 +435,13 @@ EXPENSIVE_SYNTAX = {
 # In a process of its own: what has no end there ends it, and not the tests.
 RENDER_ALL = """
 import json, resource, sys, time
-from gitboot.resolve.templates import TemplateFault, TemplateSet
+from gitboot.resolve.templates import TemplateFault, render_template
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
 resource.setrlimit(resource.RLIMIT_CPU, (600, 600))
 for name, source in json.load(sys.stdin).items():
     started = time.process_time()
     try:
-        TemplateSet({}).render_text(source, {"vars": {}})
+        render_template(source, {"vars": {}})
         end = ["rendered", ""]
     except TemplateFault as fault:
         end = [fault.code.name, fault.message]
@@ -561,7 +551,7 @@ def test_a_template_ends_in_a_text_or_in_a_fault_and_always_the_same(source: str
 
 def _end(source: str, context: Mapping[str, object]) -> str:
     try:
-        return TemplateSet({}).render_text(source, context)
+        return render_template(source, context)
     except TemplateFault as fault:
         return f"{fault.code} {fault.line} {fault.message}"
 
@@ -595,8 +585,8 @@ def test_hash_seed_changes_nothing() -> None:
     code = (
         "import json, sys; from gitboot.resolve.templates import *\n"
         "source, context = json.load(sys.stdin)\n"
-        "print(repr(TemplateSet({}).render_text(source[:-12], context)))\n"
-        "try: TemplateSet({}).render_text(source, context)\n"
+        "print(repr(render_template(source[:-12], context)))\n"
+        "try: render_template(source, context)\n"
         "except TemplateFault as fault: print(fault)\n"
     )
     outputs = {
@@ -637,17 +627,17 @@ def test_hash_seed_changes_nothing() -> None:
 )
 def test_an_odd_template(case: str, source: str, context: dict[str, object], expected: str | Code) -> None:
     if not isinstance(expected, Code):
-        assert TemplateSet({}).render_text(source, context) == expected, case
+        assert render_template(source, context) == expected, case
         return
     with pytest.raises(TemplateFault) as raised:
-        TemplateSet({}).render_text(source, context)
+        render_template(source, context)
     assert raised.value.code is expected, case
 
 
 def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
     # Not a warning of Python's compiler on stderr, where an instance's events stand.
     with pytest.raises(TemplateFault, match="'int' object is not subscriptable"):
-        TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})
+        render_template("{{ 1[1:] }}", {})
 
 
 @for_each("name", sorted(FILTERS))

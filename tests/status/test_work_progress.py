@@ -45,8 +45,7 @@ class Clock:
 def test_each_item_is_counted_before_it_and_all_at_the_end() -> None:
     told: list[tuple[int, int]] = []
     found = [(each, len(told)) for each in counted("abc", lambda *how: told.append(how))]
-    assert found == [("a", 1), ("b", 2), ("c", 3)]
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert (found, told) == ([("a", 1), ("b", 2), ("c", 3)], [(0, 3), (1, 3), (2, 3), (3, 3)])
 
 
 def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then() -> None:
@@ -67,8 +66,7 @@ def test_what_is_short_is_not_worth_a_word_and_what_is_long_is_told_now_and_then
     said = [each for each in told if each is not None]
     assert len(said) == 1 + int((99 - FIRST_S) // EVERY_S)
     first = said[0]
-    assert (first.done, first.total, first.left_s) == (5, 100, 95)
-    assert said[1].done == first.done + EVERY_S
+    assert (first.done, first.total, first.left_s, said[1].done) == (5, 100, 95, first.done + EVERY_S)
 
 
 def test_of_two_at_once_each_has_its_own_pace() -> None:
@@ -149,8 +147,7 @@ def test_a_publication_counts_up_to_its_end(tmp_path: Path) -> None:
             directory.publish(servers, {}, complete=True, commit="1", at=AT)
             shares = [done / total for done, total in told]
             assert len(told) > least
-            assert shares == sorted(shares)
-            assert (shares[0], shares[-1]) == (0, 1)
+            assert (shares, shares[0], shares[-1]) == (sorted(shares), 0, 1)
             told.clear()
 
 
@@ -183,16 +180,13 @@ def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
 
 def test_an_evaluator_says_how_many_files_it_has_read() -> None:
     pipe = BytesIO()
-    answering = _Answering(pipe)
-    read = answering.counting(lambda blob: blob.encode())
+    read = _Answering(pipe).counting(lambda blob: blob.encode())
     assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
     frames = [*Buffer().add(pipe.getvalue())]
     assert [answer(frame) for frame in frames] == [Counted(1000), Counted(2000)]
 
 
 class Evaluating:
-    """Stands for a process that counts files, and ends."""
-
     def send(self, question: object, left_s: object) -> None:
         pass
 
@@ -261,5 +255,4 @@ def test_each_duration_is_counted_once_in_the_first_bucket_that_it_does_not_exce
     for seconds in (0, *BOUNDS_S, 300.001, 1e9):
         laps.add(Stage.FETCH, seconds)
     (found,) = laps.facts().values()
-    assert found["boundsS"] == list(BOUNDS_S)
-    assert found["counts"] == [2, *([1] * (len(BOUNDS_S) - 1)), 2]
+    assert (found["boundsS"], found["counts"]) == (list(BOUNDS_S), [2, *([1] * (len(BOUNDS_S) - 1)), 2])

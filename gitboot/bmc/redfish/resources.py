@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state import MediaSlot, Observed, Override
-from gitboot.bmc.reboot_detection import Marks, with_clock
+from gitboot.bmc.reboot_detection import Marks, in_utc, parse
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, quirks_of
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid
@@ -160,14 +160,15 @@ def slot_of(resource: Resource) -> MediaSlot:
 
 
 def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
-    """Add to marks what a Manager shows of its clock, read ``at`` by ours."""
-    bmc_time = _text(manager.body.get("DateTime"))
-    if bmc_time is None:
+    """Add to marks what a Manager shows of its clock, read ``at`` by ours; nothing where its time is none."""
+    shown = _text(manager.body.get("DateTime")) or ""
+    is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
+    bmc_time = shown if is_zoned else shown + (_text(manager.body.get("DateTimeLocalOffset")) or "")
+    if (instant := parse(bmc_time)) is None:
         return marks
-    offset = _text(manager.body.get("DateTimeLocalOffset")) or ""
-    zoned = bmc_time.endswith("Z") or "+" in bmc_time or "-" in bmc_time[10:]
+    ahead_s = round((in_utc(instant) - at).total_seconds())
     reset = _text(manager.body.get("LastResetTime"))
-    return with_clock(marks, bmc_time=bmc_time if zoned else bmc_time + offset, manager_reset_time=reset, at=at)
+    return replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead_s, manager_reset_time=reset)
 
 
 def observe_identity(system: Mapping[str, Any]) -> Shown:

@@ -56,7 +56,7 @@ from gitboot.controller.records.ledger_snapshot import (
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
-from gitboot.evaluator.cache import Results
+from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.one_time_boots import claims_in
@@ -632,7 +632,7 @@ class Look:
 
 @contextmanager
 def looked_at(
-    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Results | None = None
+    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Cache | None = None
 ) -> Iterator[Look]:
     """The instance on ``directory`` as it is, running or not; nothing there is changed.
 

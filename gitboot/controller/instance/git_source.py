@@ -13,7 +13,7 @@ from gitboot.controller.commit_acceptance import Authority
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
-from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached, tag_on
+from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached
 from gitboot.git.fetch import CLONE, FetchProcess, Upstream
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import has_repository
@@ -129,7 +129,7 @@ def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority
     if settings.keys.any:
         keys = SignatureKeys(settings.keys, folder)
         keys.mark()
-        signatures = Signatures(source.clone, keys, settings.verify, partial(tag_on, source))
+        signatures = Signatures(source.clone, keys, settings.verify, source.tag_on)
     return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 

@@ -19,7 +19,7 @@ from gitboot.importers.inventory import (
     arguments_of,
     bmc_of,
     guessed,
-    json_of,
+    json_files,
     kept,
     lost,
     mac_of,
@@ -45,13 +45,10 @@ def read(files: Texts) -> Estate:
 
 
 def _objects(files: Texts, kind: str) -> _Objects:
-    found = {}
-    for path, text in sorted(files.items()):
-        if f"/{kind}/" in f"/{path}" and path.endswith(".json"):
-            item = json_of(path, text)
-            if isinstance(item, dict) and words(item.get("name")):
-                found[str(item["name"])] = item
-    return found
+    of_kind = {path: text for path, text in files.items() if f"/{kind}/" in f"/{path}"}
+    return {
+        str(item["name"]): item for _, item in json_files(of_kind) if isinstance(item, dict) and words(item.get("name"))
+    }
 
 
 def _lineage(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:

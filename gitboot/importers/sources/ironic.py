@@ -19,7 +19,7 @@ from gitboot.importers.inventory import (
     firmware_of,
     grouped,
     items,
-    json_of,
+    json_files,
     kept,
     lost,
     mac_of,
@@ -35,13 +35,14 @@ _OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before the
 
 def read(files: Texts) -> Estate:
     """Read nodes and ports. A port names its node, and a node names its driver."""
-    rows = []
-    for path, text in sorted(files.items()):
-        if path.endswith(".json"):
-            found = json_of(path, text)
-            rows += items(found if isinstance(found, list) else at(found, "nodes") or at(found, "ports") or [found])
+    lists = (
+        found if isinstance(found, list) else at(found, "nodes") or at(found, "ports") or [found]
+        for _, found in json_files(files)
+    )
     # `Driver Info` of the command line is `driver_info` of the API.
-    rows = [{key.lower().replace(" ", "_"): value for key, value in row.items()} for row in rows]
+    rows = [
+        {key.lower().replace(" ", "_"): value for key, value in row.items()} for found in lists for row in items(found)
+    ]
     ports = [row for row in rows if "address" in row]
     nodes = [row for row in rows if "driver" in row]
     boots = {boot.name: boot for boot in map(_boot, nodes) if boot is not None}

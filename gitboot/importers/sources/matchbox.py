@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
@@ -18,7 +18,7 @@ from gitboot.importers.inventory import (
     at,
     guessed,
     is_secret,
-    json_of,
+    json_files,
     kept,
     lost,
     mac_of,
@@ -42,27 +42,23 @@ def read(files: Texts) -> Estate:
         folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
         for folder in ("groups", "profiles", "ignition")
     }
-    groups = list(_objects(folders["groups"]))
-    profiles = [profile for _, profile in _objects(folders["profiles"])]
+    profiles = [mapping(profile) for _, profile in json_files(folders["profiles"])]
     templates = {path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()}
     by_identity: dict[str, list[dict[str, Any]]] = {}
     remarks = []
-    for path, group in groups:
-        selector = mapping(at(group, "selector"))
+    for path, found in json_files(folders["groups"]):
+        group = mapping(found)
+        selector = mapping(group.get("selector"))
         identity = next((f"{key} {str(selector[key]).lower()}" for key in _IDENTITIES if selector.get(key)), None)
         if identity is not None:
             by_identity.setdefault(identity, []).append(group)
         else:
             remarks.append(lost(f"group {_name(group, path)} selects no machine by MAC address, UUID or serial number"))
     return Estate(
-        machines=tuple(_machine(found) for _, found in sorted(by_identity.items())),
+        machines=tuple(_machine(own) for _, own in sorted(by_identity.items())),
         boots=tuple(_boot(profile, templates) for profile in profiles),
         remarks=tuple(remarks),
     )
-
-
-def _objects(files: Texts) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((path, mapping(json_of(path, text))) for path, text in sorted(files.items()) if path.endswith(".json"))
 
 
 def _name(group: Mapping[str, Any], path: str = "") -> str:

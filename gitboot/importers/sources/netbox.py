@@ -14,7 +14,7 @@ from gitboot.importers.inventory import (
     at,
     grouped,
     items,
-    json_of,
+    json_files,
     kept,
     mac_of,
     missing,
@@ -27,11 +27,8 @@ from gitboot.importers.inventory import (
 
 def read(files: Texts) -> Estate:
     """Read ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``, one file each."""
-    rows: list[dict[str, Any]] = []
-    for path, text in sorted(files.items()):
-        if path.endswith(".json"):
-            found = json_of(path, text)
-            rows += items(found if isinstance(found, list) else at(found, "results"))
+    lists = (found if isinstance(found, list) else at(found, "results") for _, found in json_files(files))
+    rows = [row for found in lists for row in items(found)]
     interfaces = [row for row in rows if at(row, "device", "id") is not None and "mac_address" in row]
     addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
     devices = [row for row in rows if "device_type" in row and words(row.get("name"))]

@@ -20,7 +20,7 @@ from gitboot.importers.inventory import (
     grouped,
     guessed,
     items,
-    json_of,
+    json_files,
     kept,
     lost,
     mac_of,
@@ -35,10 +35,8 @@ from gitboot.model.scalars import MacAddress
 
 def read(files: Texts) -> Estate:
     """Read the answer of ``/boot/v1/bootparameters``, and SMD's Components and EthernetInterfaces."""
-    found = [json_of(path, text) for path, text in sorted(files.items()) if path.endswith(".json")]
-    rows = [
-        row for each in found for row in items(each if isinstance(each, list) else at(each, "Components") or [each])
-    ]
+    lists = (found if isinstance(found, list) else at(found, "Components") or [found] for _, found in json_files(files))
+    rows = [row for found in lists for row in items(found)]
     parameters = [row for row in rows if {"kernel", "params", "initrd"} & row.keys()]
     components = {str(row["ID"]): row for row in rows if "NID" in row and "ID" in row}
     interfaces = [row for row in rows if "MACAddress" in row]
