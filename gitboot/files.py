@@ -378,7 +378,7 @@ def usage_error_for(path: Path, what: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{path} cannot be {what}: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be {what}: {error.strerror or error}") from None  # the message has all of it
 
 
 def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
