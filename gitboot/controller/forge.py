@@ -13,7 +13,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, quote_plus, urlsplit
 
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.commit_judgement import accepted_words, held_words, invalid_words
@@ -50,11 +50,47 @@ class Judgement(StrEnum):
     INVALID = "invalid"
 
 
-# What each calls them. GitLab refuses to go on from pending, so a held commit has failed until it is accepted.
-_STATES: Final[Mapping[ForgeKind, Mapping[Judgement, str]]] = {
-    ForgeKind.GITHUB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
-    ForgeKind.GITLAB: {Judgement.ACCEPTED: "success", Judgement.HELD: "failed", Judgement.INVALID: "failed"},
-    ForgeKind.GITEA: {Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+class _Api(NamedTuple):
+    """How one kind of forge takes and lists commit statuses."""
+
+    post: str  # the path, below the API, where a status of a commit is posted
+    listing: str  # where the statuses of a commit are, at least the newest of a name
+    page_size: int  # of `listing`
+    name_key: str  # of a status
+    credentials: tuple[str, str]  # the header that authorizes, and what comes before the token in it
+    states: Mapping[Judgement, str]
+    headers: Mapping[str, str]
+
+
+# GitLab refuses to go on from pending, so a held commit has failed until it is accepted.
+_APIS: Final = {
+    ForgeKind.GITHUB: _Api(
+        post="repos/{path}/statuses/{commit}",
+        listing="repos/{path}/commits/{commit}/statuses?per_page=100",
+        page_size=100,
+        name_key="context",
+        credentials=("Authorization", "Bearer "),
+        states={Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+        headers={"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"},
+    ),
+    ForgeKind.GITLAB: _Api(
+        post="projects/{path}/statuses/{commit}",
+        listing="projects/{path}/repository/commits/{commit}/statuses?name={name}&per_page=100",
+        page_size=100,
+        name_key="name",
+        credentials=("PRIVATE-TOKEN", ""),
+        states={Judgement.ACCEPTED: "success", Judgement.HELD: "failed", Judgement.INVALID: "failed"},
+        headers={},
+    ),
+    ForgeKind.GITEA: _Api(
+        post="repos/{path}/statuses/{commit}",
+        listing="repos/{path}/commits/{commit}/statuses?sort=recentupdate&limit=50",
+        page_size=50,
+        name_key="context",
+        credentials=("Authorization", "token "),
+        states={Judgement.ACCEPTED: "success", Judgement.HELD: "failure", Judgement.INVALID: "error"},
+        headers={},
+    ),
 }
 
 
@@ -130,9 +166,6 @@ class Project:
             api = "https://api.github.com" if host == "github.com" else apis[ForgeKind(name)]
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
-    def shows(self, commit: str) -> str:
-        return f"{self.page}/{'-/' if self.kind is ForgeKind.GITLAB else ''}commit/{commit}"
-
     def links(self) -> dict[str, str]:
         """Its pages of a commit, of a line and who wrote it, and of a file's history: {commit}, {path}, {line}."""
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
@@ -144,33 +177,10 @@ class Project:
             "history": f"{root}/commits/{at}{{commit}}/{{path}}",
         }
 
-    def writes(self, commit: str) -> str:
-        if self.kind is ForgeKind.GITLAB:
-            return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
-        return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
-
-    def lists(self, commit: str, name: str) -> str:
-        """Where the statuses of a commit are, at least the newest of this name."""
-        match self.kind:
-            case ForgeKind.GITLAB:
-                folder = f"{self.api}/projects/{quote(self.path, safe='')}/repository"
-                return f"{folder}/commits/{commit}/statuses?{urlencode({'name': name, 'per_page': 100})}"
-            case ForgeKind.GITEA:
-                return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?sort=recentupdate&limit=50"
-        return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
-
-    def headers(self) -> dict[str, str]:
-        if self.kind is ForgeKind.GITHUB:
-            return {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        return {}
-
-    def credentials(self, token: str) -> dict[str, str]:
-        match self.kind:
-            case ForgeKind.GITLAB:
-                return {"PRIVATE-TOKEN": token}
-            case ForgeKind.GITEA:
-                return {"Authorization": f"token {token}"}
-        return {"Authorization": f"Bearer {token}"}
+    def api_url(self, template: str, commit: str, name: str) -> str:
+        """Return a URL of the API, for a status of this name."""
+        path = quote(self.path, safe="" if self.kind is ForgeKind.GITLAB else "/")
+        return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
 
 class Forge:
@@ -187,17 +197,18 @@ class Forge:
         allow_token_over_http: bool = False,
     ) -> None:
         self._project, self._token, self._name, self._link = project, token, name, link
+        self._api = _APIS[project.kind]
         self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
 
     def write(self, verdict: CommitVerdict) -> None:
         """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""
         body = {
-            "state": _STATES[self._project.kind][verdict.judgement],
-            "name" if self._project.kind is ForgeKind.GITLAB else "context": self._name,
+            "state": self._api.states[verdict.judgement],
+            self._api.name_key: self._name,
             "description": verdict.description,
-            "target_url": self._link or self._project.shows(verdict.commit),
+            "target_url": self._link or self._project.links()["commit"].format(commit=verdict.commit),
         }
-        self._asked(self._project.writes(verdict.commit), body)
+        self._asked(self._project.api_url(self._api.post, verdict.commit, self._name), body)
 
     def latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
         """What was written last of the first of these commits that has a verdict; None where none has.
@@ -224,7 +235,7 @@ class Forge:
             for page in range(1, _MOST_PAGES + 1):
                 count, verdicts = self._page(commit, page)
                 own += (each for each in verdicts if each.ledger == ledger)
-                if count < (50 if self._project.kind is ForgeKind.GITEA else 100):  # what `lists` asks for
+                if count < self._api.page_size:
                     break
             proven = [each.change for each in own if each.is_proven(key)]
             claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
@@ -234,7 +245,7 @@ class Forge:
 
     def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
         """Return how many statuses a page has, and the verdicts among them, the newest first."""
-        url = self._project.lists(commit, self._name)
+        url = self._project.api_url(self._api.listing, commit, self._name)
         listed = self._asked(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
         whole = (each for each in statuses if isinstance(each, dict) and isinstance(each.get("id"), int))
@@ -244,8 +255,14 @@ class Forge:
         return len(statuses), [each for each in verdicts if each is not None]
 
     def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
-        headers, credentials = self._project.headers(), self._project.credentials(self._secret())
-        answer = self._client.ask(url, headers=headers, credentials=credentials, body=body)
+        try:
+            token = self._token.read_text("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForgeRefused(f"{self._token}: the token cannot be read: {error}") from error
+        if not token or not token.isprintable():
+            raise ForgeRefused(f"{self._token}: expected a token on one line")
+        header, prefix = self._api.credentials
+        answer = self._client.ask(url, headers=self._api.headers, credentials={header: prefix + token}, body=body)
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{host_of(url)} answered {answer.status} {answer.detail}".rstrip()
@@ -253,15 +270,6 @@ class Forge:
         if answer.status >= 500 or answer.status in _AGAIN or limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
-
-    def _secret(self) -> str:
-        try:
-            token = self._token.read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForgeRefused(f"{self._token}: the token cannot be read: {error}") from error
-        if not token or not token.isprintable():
-            raise ForgeRefused(f"{self._token}: expected a token on one line")
-        return token
 
 
 def _read(commit: str, description: object) -> CommitVerdict | None:

@@ -125,11 +125,8 @@ class Messenger(RetryingSender):
                 wait_s = min(max(due - time.monotonic(), 0), _LOOK_S)
                 self.changed.wait_for(lambda: self._rung or self.is_ending, wait_s)
             self._rung = False
-        if not self.is_ending:
-            self._take_in()
-            self._tell_due()
-
-    def _take_in(self) -> None:
+        if self.is_ending:
+            return
         while found := self._read(self._place):
             for event in found:
                 self._place = event.sequence
@@ -137,8 +134,6 @@ class Messenger(RetryingSender):
                     due = max(self._quiet_until.get(event.type, 0), time.monotonic())
                     self._piles.setdefault(event.type, _Pile(due, event.sequence)).add(event)
         self._note()
-
-    def _tell_due(self) -> None:
         for type, pile in sorted(self._piles.items(), key=lambda each: each[1].first):
             if pile.due <= time.monotonic():
                 self._send(pile.notice(self._ledger), self._clock())

@@ -50,10 +50,6 @@ from gitboot.status.conditions import Event
 class Target(Protocol):
     """A target of files, such as OUTPUT."""
 
-    @property
-    def is_as_left(self) -> bool:
-        """Whether the target still is what was published last: nobody has put anything else in its place."""
-
     def publish(
         self,
         servers: Mapping[str, Files | None],

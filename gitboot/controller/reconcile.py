@@ -52,7 +52,8 @@ from gitboot.status.work_progress import Lap, Laps, Stage, Told, Work, WorkListe
 from gitboot.system_clock import Keeping
 
 
-def _ignore(*_: object) -> None: ...
+def ignore(*_: object) -> None:
+    """Ignore an event, a status, or the end of a BMC task."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,9 +67,9 @@ class Components:
     bmcs: BmcPool
     clock: Callable[[], datetime]  # by which a pass measures how long it takes
     checkpoint: Checkpoint | None = None
-    tell: Callable[[Event], None] = _ignore
-    report: Callable[[Status, datetime], None] = _ignore
-    report_stalled: Callable[[Condition], None] = _ignore
+    tell: Callable[[Event], None] = ignore
+    report: Callable[[Status, datetime], None] = ignore
+    report_stalled: Callable[[Condition], None] = ignore
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
     windows: WindowWatch = field(init=False)
@@ -302,8 +303,8 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
         this.components.tell(event)
     knowledge, schedule = changes[-1].knowledge, state.schedule
     if ready.results:
-        schedule = note_results(schedule, ready.results, changes[-1].judged, knowledge, this.at)
-    if hurried := frozenset().union(*(each.hurried for each in changes)):
+        schedule = note_results(schedule, ready.results, changes[-1].news.judged, knowledge, this.at)
+    if hurried := frozenset[SystemUuid]().union(*(each.news.hurried for each in changes)):
         schedule = reschedule_now(schedule, hurried, this.at)
     return replace(
         state,

@@ -45,6 +45,10 @@ PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 class ListedTarget(Target, Protocol):
     """A target whose files have a signed list, and that can end windows by itself."""
 
+    @property
+    def is_as_left(self) -> bool:
+        """Whether the target still is what was published last: nobody has put anything else in its place."""
+
     def end_windows(self, at: datetime) -> EndedWindows:
         """End the windows that are over in what an earlier process published. Raises `PublishError`."""
 

@@ -150,7 +150,6 @@ def test_a_line_of_a_commit_has_a_page(text: str, line: str, history: str) -> No
     assert links["line"].format(**facts) == line.format(f"{ONE}/web.yaml")
     assert links["history"].format(**facts) == history.format(f"{ONE}/web.yaml")
     assert links["blame"].format(**facts).count("/blame/") == 1
-    assert links["commit"].format(**facts) == Project.parse(text).shows(ONE)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +228,7 @@ def test_where_the_api_of_a_project_is(text: str, api: str, path: str) -> None:
 def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: str, commit: str) -> None:
     project = Project.parse(text, api)
     assert (project.api, project.path) == (api.rstrip("/"), path)
-    assert project.shows("c0ffee") == commit
+    assert project.links()["commit"].format(commit="c0ffee") == commit
     with pytest.raises(UsageError, match=r"expected a URL at https://acme\.test"):
         Project.parse(text, "https://evil.test/api/v4")
 

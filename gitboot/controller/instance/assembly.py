@@ -42,7 +42,7 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED
-from gitboot.controller.reconcile import Components, Reconciler
+from gitboot.controller.reconcile import Components, Reconciler, ignore
 from gitboot.controller.reconcile_inputs import Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
@@ -90,10 +90,6 @@ Fence = Callable[[], None]  # raises where another instance may act, right befor
 WriteRecord = Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]  # stores what a job at a BMC is about to do
 
 
-def nobody(*_: object) -> None:
-    """Ignore an event, a status, or the end of a job."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dependencies:
     """What an instance works with and does not own: each real, or a test's."""
@@ -105,7 +101,7 @@ class Dependencies:
     clock: Clock
     make_bmcs: MakeBmcs | None = None  # None: jobs are carried out at real BMCs
     dry_run: bool = False  # whether jobs only read BMCs
-    fence: Fence = nobody
+    fence: Fence = ignore
     ending_fence: Fence | None = None  # the same for what only ends something; None: `fence`
     followers: Followers = field(default_factory=Followers)  # the targets that follow ``target``
     published: Revision | None = None  # the commit that the target was made of before
@@ -115,16 +111,16 @@ class Dependencies:
     is_output_open: bool = False  # whether everybody on this host may read what is published
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
-    artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
+    artifacts: ArtifactWatch | None = None  # who looks at them; None: they are not checked
     checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
     resumes: bool = False  # whether it continues from the checkpoint
     shared: RecordedFetches | None = None  # what endpoints recorded in a ledger that hosts share
     read: Knowledge | None = None  # what the ledger knows, but for its facts, if that was read already
     # Who is told what happens
-    tell: Tell = nobody
-    wake: Callable[[], None] = nobody  # when a job at a BMC has ended, from its thread
-    report: Callable[[Status, datetime], None] = nobody
-    stalled: Callable[[Condition], None] = nobody
+    tell: Tell = ignore
+    wake: Callable[[], None] = ignore  # when a job at a BMC has ended, from its thread
+    report: Callable[[Status, datetime], None] = ignore
+    stalled: Callable[[Condition], None] = ignore
     uptime: Callable[[], Uptime] = uptime
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
@@ -304,14 +300,14 @@ def running(
     *,
     tell: Tell,
     clock: Clock,
-    wake: Callable[[], None] = nobody,
+    wake: Callable[[], None] = ignore,
     wait: bool = False,
     judged: Callable[[Status, int], None] | None = None,
     evaluation_of: Callable[[Path], Evaluation] | None = None,
     uptime: Callable[[], Uptime] = uptime,
-    lost: Callable[[], None] = nobody,
+    lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
-    """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
+    """The instance that settings describe, over its own ledger, clone and tree, which no other instance has meanwhile.
 
     Where another may have the ledger all the same, whose lease it takes then, ``lost`` is called from a thread.
 
@@ -374,7 +370,7 @@ def running(
             published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
             owner=owner,
             records=records_in(settings.output),
-            observes=settings.observes,
+            observes=settings.spool_folder is not None,
             is_output_open=modes is OPEN,
             keys=keys_of(settings.state, store, tell, clock),
             trust=trust_of(settings.trust, source, settings.state / KEYS),
@@ -409,7 +405,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         with store.writing() as tx:
             instance_tables.lapse(tx)  # it is not in the copy's clone
         about = instance_tables.read(store)
-        cache = stack.enter_context(state.open_cache(settings.state, nobody, writes=False))
+        cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
@@ -421,10 +417,10 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             target=looked,
             clock=clock,
             dry_run=True,
-            observes=settings.observes,
+            observes=settings.spool_folder is not None,
             keys=keys,
             trust=trust_of(settings.trust, source, copy / KEYS),
-            artifacts=stack.enter_context(looking(settings, store, cache, nobody)),
+            artifacts=stack.enter_context(looking(settings, store, cache, ignore)),
             read=read,
             tell=tell,
         )
@@ -441,13 +437,13 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
 def _kept(
     store: Store, tell: Tell, at: datetime, lost: Callable[[], None]
 ) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
-    """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart.
+    """The spool of a ledger that other hosts share, None if no host shares it, and what keeps hosts apart.
 
     The second fence is for what only ends something (`LeaseKeeper.check_ending`).
     """
     held, address = store.database.lease, address_beside(store.path)
     if held is None or address is None:
-        yield None, nobody, nobody
+        yield None, ignore, ignore
         return
     from gitboot.ledger.postgresql import PostgresRenewing
 

@@ -45,6 +45,24 @@ class Examined:
 
 
 Examination = Iterator[Examined]
+_CLOCK: Final = {
+    Keeping.SYNCHRONISED: (Health.FINE, "a time service keeps it right", None),
+    Keeping.UNKNOWN: (
+        Health.DOUBTFUL,
+        "the kernel does not say who keeps it",
+        "chronyc tracking  # or: timedatectl",
+    ),
+    Keeping.UNSYNCHRONISED: (
+        Health.WRONG,
+        "a time service has not set it since the boot: nothing is set at BMCs",
+        "timedatectl set-ntp true",
+    ),
+    Keeping.UNKEPT: (
+        Health.DOUBTFUL,
+        "no time service keeps it right; where one did before, nothing is set at BMCs",
+        "timedatectl set-ntp true",
+    ),
+}
 
 
 def of_git(features: Mapping[str, bool], version: str) -> Examination:
@@ -59,17 +77,8 @@ def of_git(features: Mapping[str, bool], version: str) -> Examination:
 
 def of_the_clock(keeping: Keeping) -> Examination:
     """Whether windows open and end when they should."""
-    match keeping:
-        case Keeping.SYNCHRONISED:
-            yield fine("clock", "a time service keeps it right")
-        case Keeping.UNKNOWN:
-            yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
-        case Keeping.UNSYNCHRONISED:
-            message = "a time service has not set it since the boot: nothing is set at BMCs"
-            yield _wrong("clock", message, "timedatectl set-ntp true")
-        case Keeping.UNKEPT:
-            message = "no time service keeps it right; where one did before, nothing is set at BMCs"
-            yield _doubtful("clock", message, "timedatectl set-ntp true")
+    health, message, hint = _CLOCK[keeping]
+    yield Examined(subject="clock", health=health, message=message, hint=hint)
 
 
 def of_state(state: Path) -> Examination:

@@ -121,11 +121,6 @@ class Settings:
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 
     @property
-    def observes(self) -> bool:
-        """Whether fetches reach this instance."""
-        return self.spool_folder is not None
-
-    @property
     def spool_folder(self) -> Path | None:
         """Where what was fetched is recorded, in STATE where it is served here; None: nothing can be fetched."""
         return self.spool or (self.state / SPOOL if self.listen is not None else None)

@@ -440,10 +440,6 @@ class _StandbyTree:
 
     # Methods for publishing
 
-    @property
-    def is_as_left(self) -> bool:
-        return self._tree.is_as_left
-
     def publish(
         self,
         servers: Mapping[str, Files | None],

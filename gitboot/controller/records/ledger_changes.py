@@ -73,8 +73,6 @@ class Learnt:
     knowledge: Knowledge
     news: Learning
     changed: frozenset[SystemUuid]  # of whom a record, an override or an observation is another
-    hurried: frozenset[SystemUuid]  # whose BMCs are to be asked now
-    judged: frozenset[SystemUuid]  # of whom a fetch was judged by a reading
 
 
 def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
@@ -134,8 +132,6 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         knowledge=learning.finished(),
         news=learning,
         changed=frozenset(changed),
-        hurried=frozenset(learning.hurried),
-        judged=frozenset(learning.judged),
     )
 
 

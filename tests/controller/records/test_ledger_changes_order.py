@@ -462,7 +462,7 @@ def all_of(learnt: Learnt) -> tuple[object, ...]:
     """What was learnt, and what of it is new."""
     news = {name: value for name, value in vars(learnt.news).items() if name not in ("overrides", "switches")}
     records = [(each.new, each.unstored) for each in (learnt.news.overrides, learnt.news.switches)]
-    return learnt.knowledge, learnt.changed, learnt.hurried, learnt.judged, news, records
+    return learnt.knowledge, learnt.changed, learnt.news.hurried, learnt.news.judged, news, records
 
 
 def begun(decision: Decision, record: Record, at: datetime) -> Record:
