@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.worker_pool import BmcPool
@@ -113,17 +115,17 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
     if (start := state.before_resume) is not None:
         # The ledger can be written again, so the instance starts anew. It may have changed files without a date in the
         # ledger, so all files are published again.
-        state = replace(
+        state = structs.replace(
             state,
             knowledge=start.knowledge,
             attempt=start.attempt,
             plans=start.plans,
-            publication=replace(start.publication, complete=False),
+            publication=structs.replace(start.publication, complete=False),
             unplanned=start.unplanned,
         )
     if store.is_suspect:
         store.read_back()
-        state = replace(state, knowledge=replace(known(store), published=state.knowledge.published))
+        state = structs.replace(state, knowledge=structs.replace(known(store), published=state.knowledge.published))
     state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
     return state
 
@@ -136,7 +138,7 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     """
     taken = inbox.take(state.knowledge.taken, at)
     if taken.spooled:
-        taken = replace(taken, given=never_offered(store, taken.spooled))
+        taken = structs.replace(taken, given=never_offered(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
     told = state.telling.known if state.telling is not None else None
@@ -145,9 +147,9 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
     instance_tables.doubt(store, "RestoredLedger", told if is_behind and told is not None else 0)
-    doubted = replace(known(store), published=state.knowledge.records)
+    doubted = structs.replace(known(store), published=state.knowledge.records)
     everyone = state.unplanned | state.knowledge.standing
-    return replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
+    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
 
 
 def accept(state: InstanceState, this: Pass) -> InstanceState:
@@ -188,7 +190,9 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
     if attempt.accepted is None:
         return state  # its evaluation has not ended, or the clone lacks the commit
     # `settled` names no commit, because the records of its servers were settled before the start.
-    return replace(state, attempt=attempt, knowledge=replace(state.knowledge, settled=""), before_resume=state)
+    return structs.replace(
+        state, attempt=attempt, knowledge=structs.replace(state.knowledge, settled=""), before_resume=state
+    )
 
 
 def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
@@ -222,9 +226,9 @@ def ready_part(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     Results of BMC tasks and fetches wait until this instance acts for the accepted commit. Fetches also wait while the
     ledger is in doubt.
     """
-    without_fetches = replace(taken, spooled=(), spool=knowledge.taken)
+    without_fetches = structs.replace(taken, spooled=(), spool=knowledge.taken)
     if attempt.accepted is None or not goes_by(knowledge, attempt.accepted):
-        return replace(without_fetches, results=())
+        return structs.replace(without_fetches, results=())
     return taken if doubt_of(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
 
 
@@ -254,7 +258,7 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         return batch
     settled = state.plans.commit if knowledge.settled is not None else None
     unplanned = accepted.called(state.unplanned)
-    return replace(
+    return structs.replace(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.what == BEGIN),
@@ -287,13 +291,13 @@ def _readings(ready: Intake, state: InstanceState) -> Iterator[Reading]:
 
 def write(state: InstanceState, this: Pass) -> InstanceState:
     """Write what was learned to the ledger, and go on with the accepted commit. Raises `LedgerError`."""
-    attempt = replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
+    attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
     ledger_snapshot.write(this.components.store, [each.news for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
-        attempt = replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
+        attempt = structs.replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
     attempt = this.components.accepting.adopt(attempt)
-    return with_changes(replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
+    return with_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
 def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intake, this: Pass) -> InstanceState:
@@ -306,7 +310,7 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
         schedule = note_results(schedule, ready.results, changes[-1].news.judged, knowledge, this.at)
     if hurried := frozenset[SystemUuid]().union(*(each.news.hurried for each in changes)):
         schedule = reschedule_now(schedule, hurried, this.at)
-    return replace(
+    return structs.replace(
         state,
         knowledge=knowledge,
         schedule=schedule,
@@ -338,12 +342,12 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
         with this.components.inbox.held():
             ledger_snapshot.write(this.components.store, (learnt.news,))
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
+        return structs.replace(state, unwritable=str(error))
     for event in learnt.news.events:
         this.components.tell(event)
     # The first plans have the machines of `unplanned`.
-    again = _plan_until_now(replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
-    return replace(again, unplanned=state.unplanned | again.unplanned)
+    again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
@@ -354,7 +358,7 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
     if state.attempt.accepted is None:
         return state
     this.components.bmcs.forget(frozenset(state.schedule.tasks))
-    return replace(
+    return structs.replace(
         state,
         plans=Plans(),
         publication=TargetState(applied=state.publication.applied),
@@ -391,12 +395,14 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
 
     state = _plan(state, commit, this, report)
     if next_end != due:
-        state = replace(state, publication=publication, next_window_end=next_end)
+        state = structs.replace(state, publication=publication, next_window_end=next_end)
     if ended_at <= this.at:
         return state
     this.at = ended_at
-    again = _plan(replace(state, unplanned=frozenset()), commit, this, told)  # the first plans have these machines
-    return replace(again, unplanned=state.unplanned | again.unplanned)
+    again = _plan(
+        structs.replace(state, unplanned=frozenset()), commit, this, told
+    )  # the first plans have these machines
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> InstanceState:
@@ -420,7 +426,7 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> Insta
         if each is not None
         for machine in each.named(changed | different)
     }
-    return replace(state, plans=plans, unplanned=state.unplanned | machines)
+    return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)
 
 
 def publish(state: InstanceState, this: Pass) -> InstanceState:
@@ -434,9 +440,9 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
             this.components.target.followers.wait(PATIENCE_S)
         attempt = state.attempt
         if attempt.stands != attempt.evaluated and state.unwritable is None and state.publication.stands_for(commit):
-            state = replace(state, attempt=replace(attempt, stands=attempt.evaluated))
+            state = structs.replace(state, attempt=structs.replace(attempt, stands=attempt.evaluated))
     if commit is not None and state.publication.complete:
-        return replace(state, waits_since=None, next_window_end=None)
+        return structs.replace(state, waits_since=None, next_window_end=None)
     return _end_windows(state, this)
 
 
@@ -446,7 +452,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     if publication.complete and not components.target.is_as_left:
         message = "what was published is not there any more as it was: all of it is published anew"
         event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-        publication = replace(publication, complete=False, events=(event,))
+        publication = structs.replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
         publication = components.checkpoint.without_suspects(publication)
     forgotten = inbox.forgotten_next(knowledge.taken)
@@ -468,7 +474,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     if publication.stands_for(commit) and state.unwritable is None:
         inbox.forget_spool(knowledge.taken, forgotten)
     unwritable = publication.unwritable or state.unwritable
-    return replace(state, publication=replace(publication, unwritable=None), unwritable=unwritable)
+    return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
@@ -483,8 +489,10 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
         with this.components.store.writing() as tx:
             instance_tables.write_facts(tx, left_output=left)
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
-    return replace(state, knowledge=replace(state.knowledge, facts=replace(facts, left_output=left)))
+        return structs.replace(state, unwritable=str(error))
+    return structs.replace(
+        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left))
+    )
 
 
 def _left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
@@ -519,11 +527,11 @@ def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:
-        return replace(state, waits_since=since, next_window_end=since + QUICK_START)
+        return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
     windows = this.components.windows
     servers, events = windows.end(this.at)
     publication = state.publication.owing(servers, events)
-    return replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)
+    return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)
 
 
 def ask(state: InstanceState, this: Pass) -> InstanceState:
@@ -532,7 +540,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
         return state
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
     overrides, unlearned = components.inbox.overrides_over(state.knowledge.overrides)
-    knowledge = replace(state.knowledge, overrides=overrides)
+    knowledge = structs.replace(state.knowledge, overrides=overrides)
     may_set = state.acts and state.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
     schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
@@ -545,7 +553,9 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     schedule = grant_turns(schedule, knowledge, at, state.longest_step)
     made, schedule = due_tasks(schedule, knowledge, machines, at)
     taken = components.bmcs.submit(made)
-    state = replace(state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset())
+    state = structs.replace(
+        state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset()
+    )
     return _wait(state, this) if this.wait else state
 
 
@@ -558,12 +568,12 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
             state, taken = take_inputs(state, components.store, components.inbox, this.at)
             ready = ready_part(taken, state.attempt, state.knowledge)
             batch = batch_of(state, state.attempt, ready, (), this)
-            batch = replace(batch, written=ready.written, noted=ready.noted, requests=ready.requests)
+            batch = structs.replace(batch, written=ready.written, noted=ready.noted, requests=ready.requests)
             learnt = ledger_changes.learn(state.knowledge, batch, this.at)
             ledger_snapshot.write(components.store, (learnt.news,))
             return with_changes(state, (learnt,), ready, this)
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
+        return structs.replace(state, unwritable=str(error))
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
@@ -582,7 +592,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
     """Derive the conditions, report the status and the events, and find when the next pass is due."""
     components, at = this.components, this.at
     refused, proxies = components.inbox.reported(at)
-    state = replace(
+    state = structs.replace(
         state,
         refused=refused,
         unnamed_proxies=proxies,
@@ -599,15 +609,15 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
             write_events(components.store, unwritten)
             unwritten.clear()
         except LedgerError as error:  # the events are reported anyway
-            state = replace(state, unwritable=str(error))
+            state = structs.replace(state, unwritable=str(error))
             found = conditions(state, at)
     del unwritten[:-_MOST_UNWRITTEN]
     if state.unwritable is not None:
         events = (*events, Event(at=at, type="LedgerFailed", message=state.unwritable, warning=True))
     for event in folded(events):
         components.tell(event)
-    state = replace(state, conditions=found, publication=replace(state.publication, events=()))
-    components.report(replace(state.status(), stages=components.laps.facts()), at)
+    state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
+    components.report(structs.replace(state.status(), stages=components.laps.facts()), at)
     if components.checkpoint is not None:
         components.checkpoint.store(state, len(this.different), at)
     this.due = _next_due(state, this)
@@ -698,7 +708,7 @@ class Reconciler:
             wait=wait,
             time=lambda: at + max(components.clock() - began, timedelta()),
         )
-        before = replace(
+        before = structs.replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
             serving=serving,
@@ -714,9 +724,9 @@ class Reconciler:
             with components.inbox.held():
                 state = _run(_TO_LEDGER, before, this, lap)
         except LedgerError as error:
-            state = resume(replace(before, unwritable=str(error)), this)
+            state = resume(structs.replace(before, unwritable=str(error)), this)
             lap(Stage.WRITE)
-        state = replace(state, knowledge=replace(state.knowledge, claims=components.inbox.claims))
+        state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
         self.standing = _run(_FROM_LEDGER, state, this, lap)
         lap.end(Stage.RECONCILE)
         return this.due
