@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio import LEFT_OUT, Digest, digest
+from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
@@ -427,7 +427,7 @@ Label = tuple[str, str]  # site, fra1
 class Area:
     """How much of a group of servers is touched."""
 
-    label: Label | None = field(metadata=LEFT_OUT)  # None: the whole fleet
+    label: Label | None  # None: the whole fleet
     size: int  # servers of the old commit, and who moved here and changes
     changed: int  # but for those that only offer less
     less: int  # servers that offer nothing that they did not offer before: no guard counts them
