@@ -16,10 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.standard_streams import guard_output
@@ -334,8 +335,7 @@ def as_child_of(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     return asked, answers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
+class Spent(Struct, frozen=True, kw_only=True):
     """What a process has had by now: its limits are counted from there."""
 
     processor_s: float

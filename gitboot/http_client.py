@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache, cached_property
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from ipaddress import ip_address
@@ -27,6 +26,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
+from msgspec import Struct
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, NameResolutionError
@@ -71,8 +71,7 @@ class _CredentialsWithheld(OSError):
     """A connection without TLS leads to another machine, and the request has credentials."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MinimumRate:
+class MinimumRate(Struct, frozen=True, kw_only=True):
     """The slowest download that goes on: so many bytes in each period in which gitboot waits for the server."""
 
     size_bytes: int = 60 << 10
@@ -317,8 +316,7 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
     return context
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WebAnswer:
+class WebAnswer(Struct, frozen=True, kw_only=True):
     """A whole answer, whatever its status."""
 
     status: int

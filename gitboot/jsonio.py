@@ -12,11 +12,9 @@ from hashlib import sha256
 from operator import attrgetter
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NewType, TypeVar
+from typing import Any, Final, NamedTuple, NewType, TypeVar
 
-if TYPE_CHECKING:
-    from msgspec.json import Encoder
-
+import msgspec
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"
@@ -54,8 +52,8 @@ def _writer(kind: type) -> Callable[[Any], Any]:
         write = format_instant
     elif issubclass(kind, Mapping):
         write = _write_mapping
-    elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        write = _fields_writer([_Key(name, to_camel(name), MISSING, facts) for name in kind._fields])
+    elif (names := getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))) is not None:
+        write = _fields_writer([_Key(name, to_camel(name), MISSING, facts) for name in names])
     elif issubclass(kind, list | tuple):
         write = _write_items
     elif is_dataclass(kind):
@@ -121,21 +119,15 @@ def format_instant(at: datetime) -> str:
 
 def canonical(value: object) -> bytes:
     """RFC 8785 JSON of a value that holds no floats."""
-    return _encoder().encode(value)
+    return _ENCODER.encode(value)
 
 
-@cache
-def _encoder() -> Encoder:
-    from msgspec.json import Encoder  # only here: an endpoint answers entries without it
-
-    return Encoder(order="deterministic")
+_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def laid_out(value: object) -> bytes:
     """The same for a person to read: over several lines."""
-    from msgspec.json import format  # likewise
-
-    return format(canonical(value), indent=2)
+    return msgspec.json.format(canonical(value), indent=2)
 
 
 def digest(value: object) -> Digest:
@@ -150,13 +142,7 @@ _making: Final = RLock()
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
     """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
-
-    def make() -> Callable[[bytes], Any]:
-        from msgspec.msgpack import Decoder
-
-        return Decoder(kind, dec_hook=_path_of).decode
-
-    return _later(make)
+    return _later(lambda: msgspec.msgpack.Decoder(kind, dec_hook=_path_of).decode)
 
 
 def _path_of(kind: type, text: object) -> Path:
@@ -168,21 +154,13 @@ def _path_of(kind: type, text: object) -> Path:
 
 def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
-
-    def make() -> Callable[[bytes | str], T]:
-        from msgspec.json import Decoder
-
-        return Decoder(kind).decode
-
-    return _later(make)
+    return _later(lambda: msgspec.json.Decoder(kind).decode)
 
 
 def convert(value: object, kind: type[T]) -> T:
     """Return a JSON value as a type. Raises `msgspec.ValidationError`."""
-    from msgspec import convert as converted
-
     with _making:
-        return converted(value, kind)
+        return msgspec.convert(value, kind)
 
 
 def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

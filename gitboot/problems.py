@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct, structs
 
 from gitboot.text import printable
 
@@ -674,8 +675,7 @@ class Severity(StrEnum):
     WARNING = "warning"  # the commit is accepted; a person should look
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True, order=True):
     """One thing that is wrong with a commit: where, what, and how it is fixed."""
 
     path: str  # of the file in the repository, "/" between folders
@@ -712,12 +712,11 @@ def first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) ->
         if count > 0:
             are = "problem from here on is" if count == 1 else "problems from here on are"
             message, code = f"{count:,} more {are} not shown", Code.TOO_MANY_PROBLEMS
-            shown.append(replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
+            shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
     return tuple(sorted(shown))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DatedProblem:
+class DatedProblem(Struct, frozen=True, kw_only=True):
     """A problem that holds in [since, until). The same commit has it at any time; only the commands apply the clock."""
 
     problem: Problem
@@ -757,7 +756,11 @@ def longest(dated: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
         if rest := group[MAX_SHOWN:]:
             message = f"up to {len(rest):,} more problems that depend on the time are not shown"
             code = Code.TOO_MANY_PROBLEMS
-            found.append(replace(rest[0], problem=replace(rest[0].problem, code=code, message=message, hint=code.hint)))
+            found.append(
+                structs.replace(
+                    rest[0], problem=structs.replace(rest[0].problem, code=code, message=message, hint=code.hint)
+                )
+            )
     return tuple(sorted(found, key=lambda each: each.problem))
 
 

@@ -11,13 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
@@ -518,7 +518,7 @@ def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_
         with closing(sqlite3.connect(ledger.path)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
-                inbox.record(WEB01, replace(INTENT, state=State.CONFIRMED))
+                inbox.record(WEB01, structs.replace(INTENT, state=State.CONFIRMED))
         assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
         assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
@@ -527,7 +527,7 @@ def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path:
     """Each attempt could wait for a lock, and reads succeed meanwhile."""
 
     def ended(number: int) -> OverrideRecord:
-        return replace(INTENT, reason=f"maintenance/repair/{number}", state=State.WITHDRAWN, clears_from=NOON)
+        return structs.replace(INTENT, reason=f"maintenance/repair/{number}", state=State.WITHDRAWN, clears_from=NOON)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
         inbox = Inbox(ledger, clock=lambda: NOON)

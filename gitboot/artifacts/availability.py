@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from heapq import heapify, heappop, heappush
@@ -16,6 +16,7 @@ from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
@@ -87,8 +88,7 @@ def _key_of(file: BootFile, head: ArtifactHead) -> bytes | None:
     return blake2b(encode((file.url, file.sha256, file.size, head.version)), digest_size=32).digest()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArtifactHead:
+class ArtifactHead(Struct, frozen=True, kw_only=True):
     """What whoever has an artifact says of it."""
 
     size: int | None = None  # of the whole, in bytes
@@ -97,8 +97,7 @@ class ArtifactHead:
     led_to: str | None = None  # the URL to which a redirect led
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True, kw_only=True):
     """What was seen of one artifact, and by what that is known."""
 
     presence: Presence
@@ -189,8 +188,7 @@ def look_at_all(
         pool.shutdown(cancel_futures=True)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedArtifact:
+class NamedArtifact(Struct, frozen=True, kw_only=True):
     """One artifact, and who needs it."""
 
     file: BootFile
@@ -228,10 +226,10 @@ def at_sources(artifacts: Iterable[NamedArtifact]) -> tuple[NamedArtifact, ...]:
     for each in artifacts:
         if each.file.source is not None:
             file = replace(each.file, url=each.file.source, source=None)
-            each = replace(each, file=file, by_firmware=False)  # it is served under another name
+            each = structs.replace(each, file=file, by_firmware=False)  # it is served under another name
         other = found.get(each.file)
         if other is not None:
-            each = replace(
+            each = structs.replace(
                 each,
                 images=tuple(sorted({*each.images, *other.images})),
                 sites=tuple(sorted({*each.sites, *other.sites})),

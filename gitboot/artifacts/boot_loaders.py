@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from gitboot import __version__
 from gitboot.errors import AssetError, UsageError
 from gitboot.files import read_output_file, write_output_file
@@ -29,8 +31,7 @@ MANIFEST: Final = "loaders/manifest.json"
 _ASSETS: Final = "assets"  # below the folder that machines see by HTTP
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packaged:
+class Packaged(Struct, frozen=True, kw_only=True):
     """A loader that a package brings as it is."""
 
     path: str  # below the TFTP root, and below assets/; gitboot.render.dhcp has those that DHCP names
@@ -38,8 +39,7 @@ class Packaged:
     package: str  # Debian's
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Built:
+class Built(Struct, frozen=True, kw_only=True):
     """A GRUB image that is made of a package's modules, with a configuration in its memory disk."""
 
     path: str

@@ -9,12 +9,13 @@ import stat
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
 from typing import Final
+
+from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
@@ -34,8 +35,7 @@ class Mirroring(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirroredArtifact:
+class MirroredArtifact(Struct, frozen=True, kw_only=True):
     """What became of one artifact."""
 
     path: str  # below the tree that machines see

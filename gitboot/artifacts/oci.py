@@ -8,7 +8,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
@@ -18,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
+from msgspec import Struct, structs
 
 from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
@@ -305,8 +305,7 @@ class _AuthFile(msgspec.Struct):
     auths: dict[str, _Auth] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryCredentials:
+class RegistryCredentials(Struct, frozen=True):
     """A file of credentials, read anew at each use: they change."""
 
     file: Path
@@ -350,8 +349,7 @@ class RegistryCredentials:
 _auth_file: Final = json_decoder(_AuthFile)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OciReference:
+class OciReference(Struct, frozen=True, kw_only=True):
     """``oci://HOST/REPOSITORY`` with a tag, or with the digest of a manifest or blob."""
 
     host: str  # with its port, where it has one
@@ -371,7 +369,7 @@ class OciReference:
         return cls(host=found["host"], repository=found["repository"], tag=found["tag"], digest=digest)
 
     def at(self, digest: Digest) -> OciReference:
-        return replace(self, tag=None, digest=digest)
+        return structs.replace(self, tag=None, digest=digest)
 
     @property
     def version(self) -> str:
@@ -387,8 +385,7 @@ class OciReference:
 _PATTERN: Final = re.compile(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllowedRegistry:
+class AllowedRegistry(Struct, frozen=True, kw_only=True):
     """Registries that may be asked: a host and a repository, each a name or with ``*`` and ``?``."""
 
     scheme: str
@@ -422,8 +419,7 @@ def origin(reference: OciReference, allowed: Iterable[AllowedRegistry]) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resolved:
+class Resolved(Struct, frozen=True, kw_only=True):
     """What a tag names now."""
 
     image: OciReference  # by the digest of its index or manifest
@@ -485,7 +481,7 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
             return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
 
     return tuple(
-        replace(problem, hint=hint(found[0].partition("@")[0]))
+        structs.replace(problem, hint=hint(found[0].partition("@")[0]))
         if problem.code == Code.OCI_TAG and (found := OCI.search(problem.message)) is not None and found["tag"]
         else problem
         for problem in problems

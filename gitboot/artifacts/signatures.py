@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
@@ -148,8 +149,7 @@ def _identity(file: Path) -> tuple[str, Identity]:
     return file.stem, Identity(identity=identity, issuer=issuer)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VouchedFile:
+class VouchedFile(Struct, frozen=True, kw_only=True):
     """One file of an image, and who vouches for it."""
 
     at: Field  # in the BootImage's document

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from msgspec import Struct
+
 from gitboot.child_processes import output_of
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import BmcAccess, place_of
@@ -50,8 +52,7 @@ class Credentials:
     name: str = ""  # by which documents name them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trust:
+class Trust(Struct, frozen=True, kw_only=True):
     """The content of `FILE`: where credentials may be used, and how."""
 
     file: Path  # where it says so, or would
@@ -365,8 +366,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
         return False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entrusted:
+class Entrusted(Struct, frozen=True, kw_only=True):
     """Credentials, what the instance says of them, and what tells both from others without telling either."""
 
     credentials: Credentials
@@ -374,15 +374,13 @@ class Entrusted:
     fingerprint: str
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(Struct):
     found: Entrusted
     versions: tuple[_Version, ...]
     read_s: float
 
 
-@dataclass(slots=True)
-class _Said:
+class _Said(Struct):
     command: tuple[str, ...]
     password: str | None
     error: str
@@ -518,8 +516,7 @@ def _version(file: Path) -> _Version:
 # How far a BMC is reached
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
+class Sign(Struct, frozen=True, kw_only=True):
     """What one BMC tells of the way to it."""
 
     waited_s: float | None = None  # until its last answer began; None: it gave none

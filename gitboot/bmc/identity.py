@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
+
+from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True, kw_only=True):
     """The identity that a ComputerSystem shows. None: it shows no such value."""
 
     uuid: SystemUuid | None = None
@@ -34,8 +34,7 @@ def _named(uuid: SystemUuid | None, *serials: str | None) -> str:
 NOTHING: Final = Shown()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Described:
+class Described(Struct, frozen=True, kw_only=True):
     """The identity that a document gives to its machine."""
 
     uuid: SystemUuid
@@ -57,8 +56,7 @@ class Described:
         return tuple(each for each in (self.serial, self.reports_serial) if each is not None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pinned:
+class Pinned(Struct, frozen=True, kw_only=True):
     """What the BMC of a machine showed at first contact, or what a person has accepted since."""
 
     uuid: SystemUuid | None
@@ -74,29 +72,25 @@ class Pinned:
         return self.changed or Shown(uuid=self.uuid, serial=self.serial)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Same:
+class Same(Struct, frozen=True, kw_only=True):
     """It is the machine of the document."""
 
     accepted: bool = False  # by a person
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CannotTell:
+class CannotTell(Struct, frozen=True, kw_only=True):
     """Nothing that could be compared is set on both sides; allowed, and worth a warning."""
 
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Another:
+class Another(Struct, frozen=True, kw_only=True):
     """It is another machine than the document's."""
 
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IdentityChanged:
+class IdentityChanged(Struct, frozen=True, kw_only=True):
     """It shows something else than at first contact, which the document does not name."""
 
     message: str
@@ -133,7 +127,7 @@ def is_another_system(before: Shown, now: Shown) -> bool:
     """Return whether two readings are of two systems, as far as they show who they are."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
-    return _is_same(uuids, serials, replace(now, sku=None), frozenset()) is False
+    return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
 
 
 def pin(
@@ -148,13 +142,13 @@ def pin(
     if pinned is None or pinned.place != place:
         return Pinned(uuid=shown.uuid, serial=shown.serial, at=at, place=place)
     if isinstance(identified, IdentityChanged):
-        return replace(pinned, changed=replace(shown, sku=None))
-    return replace(pinned, uuid=shown.uuid or pinned.uuid, serial=shown.serial or pinned.serial, changed=None)
+        return structs.replace(pinned, changed=structs.replace(shown, sku=None))
+    return structs.replace(pinned, uuid=shown.uuid or pinned.uuid, serial=shown.serial or pinned.serial, changed=None)
 
 
 def accept(pinned: Pinned, *, at: datetime) -> Pinned:
     """Take a person's word that what the BMC shows now is the machine."""
-    return replace(pinned, uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, accepted=True, changed=None)
+    return structs.replace(pinned, uuid=pinned.seen.uuid, serial=pinned.seen.serial, at=at, accepted=True, changed=None)
 
 
 def with_certificate(
@@ -163,7 +157,7 @@ def with_certificate(
     """Return what is to be kept once a certificate was seen that no authority verifies."""
     if certificate is None or (pinned is not None and pinned.certificate == certificate):
         return pinned
-    return replace(pinned or Pinned(uuid=None, serial=None, at=at, place=place), certificate=certificate)
+    return structs.replace(pinned or Pinned(uuid=None, serial=None, at=at, place=place), certificate=certificate)
 
 
 def known_at(pinned: Pinned | None, place: tuple[str, str | None]) -> Pinned | None:
@@ -242,8 +236,7 @@ def _line_to_add(described: Described, shown: Shown) -> str:
     return f"; correct bmc.address, or add to bmc, where it is this machine: reports: {{{', '.join(fields)}}}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sharing:
+class Sharing(Struct, frozen=True, kw_only=True):
     """The values that the BMCs of two machines show, at two places, and that no document claims: nobody set them.
 
     It is kept with its pins and machines: after a reading, only what that changes is looked at.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.override_state import (
@@ -73,8 +75,7 @@ class Outcome(StrEnum):
     STALLED = "Stalled"  # a person must act
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BmcTask:
+class BmcTask(Struct, frozen=True, kw_only=True):
     """One machine's BMC, and what it is to become."""
 
     server: str
@@ -219,7 +220,7 @@ class OverrideSession:
         """Record and set an override. Raises what the BMC refuses, once its traces are read and recorded."""
         if record.override.enabled is OverrideEnabled.ONCE:
             self._seen = seen = self._bmc.with_clock(seen, self._clock)
-        record, known = replace(record, marks=seen.marks), tuple(self._records.values())
+        record, known = structs.replace(record, marks=seen.marks), tuple(self._records.values())
         self._keep(record)
         try:
             self._bmc.set_override(record.override, seen)
@@ -278,7 +279,7 @@ class OverrideSession:
                     self._keep_switch(asked)
                     kept, uri = self._keep_uri(seen)
                     bmc.reset(asked.type, seen)
-                    self._keep_switch(replace(asked, state=SwitchState.ASKED))
+                    self._keep_switch(structs.replace(asked, state=SwitchState.ASKED))
                     message = f"{asked.type} was asked for, for {asked.reason}{kept}"
                     return self._result(Outcome.APPLIED, message, kept_uri=uri)
         return self._settled(noted)
@@ -298,7 +299,7 @@ class OverrideSession:
         return (f"; firmware keeps {uri} from then on", uri) if kept else ("", None)
 
     def _keep(self, record: OverrideRecord) -> None:
-        record = replace(record, bmc=self._task.bmc)
+        record = structs.replace(record, bmc=self._task.bmc)
         if not self._task.dry_run:
             self._write(record)
         self._records[record.reason] = record

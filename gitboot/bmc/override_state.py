@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.identity import NOTHING, Shown
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks
@@ -19,8 +20,7 @@ _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MediaSlot:
+class MediaSlot(Struct, frozen=True, kw_only=True):
     """One VirtualMedia resource, as it was read."""
 
     path: str
@@ -38,7 +38,7 @@ class MediaSlot:
 
     @property
     def emptied(self) -> MediaSlot:
-        return replace(self, image=None, inserted=False)
+        return structs.replace(self, image=None, inserted=False)
 
     @property
     def takes_discs(self) -> bool:
@@ -58,8 +58,7 @@ class MediumState(StrEnum):
     EJECTED = "Ejected"  # or gone
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Medium:
+class Medium(Struct, frozen=True, kw_only=True):
     """The ledger's word on what was inserted for one reason."""
 
     url: str
@@ -112,8 +111,7 @@ def insertion(slot: MediaSlot, url: str) -> Mapping[str, Any]:
 EJECTION: Mapping[str, Any] = {"Image": None, "Inserted": False}  # PATCHed where there is no EjectMedia
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Override:
+class Override(Struct, frozen=True, kw_only=True):
     """A boot override, as it is wanted or as a BMC shows it."""
 
     enabled: OverrideEnabled
@@ -137,8 +135,7 @@ class Override:
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """One reading of a BMC: what its override is now, and what it could be."""
 
     system: str  # the path of the ComputerSystem
@@ -200,8 +197,7 @@ class State(StrEnum):
         return self in (State.WITHDRAWN, State.INSERTED, State.OPENED, State.UNSENT)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What the plan wants of a BMC."""
 
     reason: str  # what is set at most once: a provision key, a maintenance's name and run
@@ -222,8 +218,7 @@ class Wanted:
         return record is None or record.state.is_free or (self.set_again and record.state is State.CONSUMED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverrideRecord:
+class OverrideRecord(Struct, frozen=True, kw_only=True):
     """The ledger's record of what was set for one reason on one server."""
 
     reason: str
@@ -273,26 +268,23 @@ class OverrideRecord:
 
     def having(self, medium: Medium) -> OverrideRecord:
         if self.data_medium is not None and self.data_medium.url == medium.url:
-            return replace(self, data_medium=medium)
-        return replace(self, medium=medium)
+            return structs.replace(self, data_medium=medium)
+        return structs.replace(self, medium=medium)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True, kw_only=True):
     """Nothing is to be done."""
 
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Set:
+class Set(Struct, frozen=True, kw_only=True):
     """Write ``record``, then set its override, then read the BMC and ask again."""
 
     record: OverrideRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Insert:
+class Insert(Struct, frozen=True, kw_only=True):
     """Write ``record``, then insert its medium into ``slot``, then read the BMC and ask again."""
 
     record: OverrideRecord
@@ -300,30 +292,26 @@ class Insert:
     url: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Eject:
+class Eject(Struct, frozen=True, kw_only=True):
     """Write ``record``, then eject what lies in ``slot``, then read the BMC and ask again."""
 
     record: OverrideRecord
     slot: MediaSlot
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Confirm:
+class Confirm(Struct, frozen=True, kw_only=True):
     """Write ``record``: it is what the BMC shows. Then ask again."""
 
     record: OverrideRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Withdraw:
+class Withdraw(Struct, frozen=True, kw_only=True):
     """Write ``record``, then clear the override, then read the BMC and ask again."""
 
     record: OverrideRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True, kw_only=True):
     """Not now: ask again later."""
 
     why: str
@@ -340,8 +328,7 @@ class OperatorCondition(StrEnum):
     FOREIGN_MEDIUM = "ForeignMedium"  # what somebody else has inserted leaves no slot for the one that is wanted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskOperator:
+class AskOperator(Struct, frozen=True, kw_only=True):
     """A person must decide; nothing is written before."""
 
     condition: OperatorCondition

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
+
+from msgspec import structs
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
 from gitboot.bmc.override_state import (
@@ -103,7 +104,7 @@ def next_step(
         return Leave()
     if isinstance(identified, Another):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
-    step = _bring_about(replace(wanted, is_first=wanted.is_first and not records), own, observed, at, moving)
+    step = _bring_about(structs.replace(wanted, is_first=wanted.is_first and not records), own, observed, at, moving)
     if isinstance(identified, IdentityChanged) and isinstance(step, Set | Insert):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     return Leave() if isinstance(step, Set | Insert) and not wanted.may_set else step
@@ -159,7 +160,7 @@ def settle_refused(record: OverrideRecord, observed: Observed) -> OverrideRecord
     (community.general, issue 5091).
     """
     state = State.CONFIRMED if stands(record.override, observed) else State.WITHDRAWN
-    return replace(record, state=state, marks=marks_beside(observed, record))
+    return structs.replace(record, state=state, marks=marks_beside(observed, record))
 
 
 def settle_overtaken(
@@ -173,11 +174,11 @@ def settle_overtaken(
     before = [each for each in before if each.state is not State.UNSENT]
     if any(each.reason == record.reason for each in before):
         return settle_refused(record, observed)
-    first = replace(wanted, is_first=wanted.is_first and not before)
+    first = structs.replace(wanted, is_first=wanted.is_first and not before)
     if _is_set_by_another(first, record.override, observed):
-        return replace(record, state=State.SET_BY_ANOTHER)
+        return structs.replace(record, state=State.SET_BY_ANOTHER)
     if not stands(record.override, observed):
-        return replace(record, state=State.UNSENT)
+        return structs.replace(record, state=State.UNSENT)
     return settle_refused(record, observed)
 
 
@@ -222,7 +223,7 @@ def fit(override: Override, observed: Observed) -> Override | None:
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
     if wrong_mode or not _allows(target, observed) or not is_allowed(override.enabled, observed):
         return None
-    return replace(override, target=target, mode=mode, http_boot_uri=uri)
+    return structs.replace(override, target=target, mode=mode, http_boot_uri=uri)
 
 
 def left_to_dhcp(wanted: Override, observed: Observed) -> str | None:
@@ -250,16 +251,20 @@ def is_allowed(enabled: OverrideEnabled, observed: Observed) -> bool:
 def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> Step:
     """Withdraw what is no longer wanted, or settle what has become of it."""
     if _was_not_replaced(record, observed):
-        record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
+        record = structs.replace(
+            record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED
+        )
     if _is_someone_elses(record, observed):
-        return Confirm(record=replace(record, state=_consumed(record, at)))
+        return Confirm(record=structs.replace(record, state=_consumed(record, at)))
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
             return Wait(why=_not_shown(record, observed))
-        return Confirm(record=replace(record, state=_what_became_of(record, observed, at, moving)))
+        return Confirm(record=structs.replace(record, state=_what_became_of(record, observed, at, moving)))
     if record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at):
         return Wait(why="it was cleared a moment ago, and is still shown")
-    return Withdraw(record=replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at))
+    return Withdraw(
+        record=structs.replace(record, state=State.WITHDRAWING, marks=marks_beside(observed, record), at=at)
+    )
 
 
 def _put_away(
@@ -273,15 +278,15 @@ def _put_away(
         if booted is not None:
             return None
         # Without the clock, which later readings may lack: beside them these instants would mean nothing.
-        return Confirm(record=record.having(replace(medium, booted=observed.marks.with_clock_of(NO_MARKS))))
+        return Confirm(record=record.having(structs.replace(medium, booted=observed.marks.with_clock_of(NO_MARKS))))
     slot, since = slot_with(medium.url, observed.slots), at - medium.at
     if slot is None:
         if medium.state is MediumState.INSERTED and timedelta() <= since < _TO_BE_SET:
             return Wait(why="its medium was inserted a moment ago, and is not shown yet")
-        return Confirm(record=record.having(replace(medium, state=MediumState.EJECTED)))
+        return Confirm(record=record.having(structs.replace(medium, state=MediumState.EJECTED)))
     if medium.state is MediumState.EJECTING and timedelta() <= since < _TO_BE_CLEARED:
         return Wait(why="its medium was ejected a moment ago, and is still shown")
-    return Eject(record=record.having(replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
+    return Eject(record=record.having(structs.replace(medium, state=MediumState.EJECTING, at=at)), slot=slot)
 
 
 def _was_not_replaced(record: OverrideRecord, observed: Observed) -> bool:
@@ -377,17 +382,17 @@ def _bring_about(
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
-        return Confirm(record=replace(record, state=_consumed(record, at)))
+        return Confirm(record=structs.replace(record, state=_consumed(record, at)))
     if (inserting := _with_media(wanted, record, override, observed, at)) is not None:
         return inserting
     if record.override != override:
         return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
     may_mark = observed.marks.settled and observed.marks.may_follow(record.marks)
     if record.state is State.CONFIRMED and not may_mark:
-        moved = replace(record, clears_from=wanted.ends)
+        moved = structs.replace(record, clears_from=wanted.ends)
         return Leave() if moved == record else Confirm(record=moved)
     marks = marks_beside(observed, record)  # also where the machine has come up since: it has not consumed it
-    confirmed = replace(record, state=State.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.ends)
+    confirmed = structs.replace(record, state=State.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.ends)
     return Confirm(record=confirmed)
 
 
@@ -402,7 +407,7 @@ def _bring_back(
     """Set a wanted override that does not stand once more, if it cannot have been consumed."""
     became, seen = _what_became_of(record, observed, at, moving), observed.override
     if record.state is State.WITHDRAWING:
-        return Confirm(record=replace(record, state=became))
+        return Confirm(record=structs.replace(record, state=became))
     if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
         return Wait(why=_not_shown(record, observed))
     corrections = _recent(record, at)
@@ -415,7 +420,7 @@ def _bring_back(
     if became is State.WITHDRAWN:
         return _set(wanted, record, override, observed, at, corrections=(*corrections, at))
     if record.state is State.CONFIRMED:
-        return Confirm(record=replace(record, state=became))
+        return Confirm(record=structs.replace(record, state=became))
     if _in_post(observed, at):
         return Wait(why="the machine is in POST, and its override is not known to be set")
     shown = f"; the BMC shows {seen}" if seen.enabled is not OverrideEnabled.DISABLED else ""
@@ -443,7 +448,7 @@ def _set(
     if (step := _with_media(wanted, record, override, observed, at)) is not None:
         return step
     recorded = _record(wanted, record, override, observed, at, state=State.RECORDED)
-    return Set(record=replace(recorded, corrections=corrections, replaces=replaces))
+    return Set(record=structs.replace(recorded, corrections=corrections, replaces=replaces))
 
 
 def _record(
@@ -500,7 +505,7 @@ def _with_media(
         found = _record(wanted, record, override, observed, at, state=State.INSERTED)
     inserted = Medium(url=url, state=MediumState.INSERTED, at=at)
     is_data = url == override.data_medium
-    found = replace(found, data_medium=inserted) if is_data else replace(found, medium=inserted)
+    found = structs.replace(found, data_medium=inserted) if is_data else structs.replace(found, medium=inserted)
     return Insert(record=found, slot=slots[url], url=url)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from typing import Final
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
 from gitboot.bmc.override_state import AskOperator, Leave, Observed, OperatorCondition, OverrideRecord, State, Wait
@@ -66,8 +67,7 @@ class SwitchState(StrEnum):
         return self in (SwitchState.RECORDED, SwitchState.ASKED, SwitchState.DONE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Switching:
+class Switching(Struct, frozen=True, kw_only=True):
     """What a plan wants of a machine's power."""
 
     reason: str  # what it is switched for at most once: a provision key, a maintenance's run
@@ -79,8 +79,7 @@ class Switching:
     may_ask: bool = True  # else it is seen to what became of what was asked for, and nothing is asked for
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SwitchRecord:
+class SwitchRecord(Struct, frozen=True, kw_only=True):
     """The ledger's record of how a machine was switched for one reason."""
 
     reason: str
@@ -92,15 +91,13 @@ class SwitchRecord:
     end: datetime | None = None  # of the window in which it was: a later one is another reason
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskForReset:
+class AskForReset(Struct, frozen=True, kw_only=True):
     """Write ``record``, then ask the BMC for its type."""
 
     record: SwitchRecord
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoteSwitch:
+class NoteSwitch(Struct, frozen=True, kw_only=True):
     """Write ``record``: it is what the BMC shows. Then ask again."""
 
     record: SwitchRecord
@@ -135,22 +132,22 @@ def next_switch(
         return Leave()
     if record.state is SwitchState.DONE:
         is_back = observed.runs_os and observed.marks.has_come_up_since(record.marks)
-        return NoteSwitch(record=replace(record, state=SwitchState.BACK)) if is_back else Leave()
+        return NoteSwitch(record=structs.replace(record, state=SwitchState.BACK)) if is_back else Leave()
     just_asked = timedelta() <= at - record.at < _TO_BE_SHOWN
     not_shown_yet = Wait(why=f"{record.type} was asked for a moment ago, and is not shown yet")
     if record.type in _ON:
         if observed.power == "On":
-            return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+            return NoteSwitch(record=structs.replace(record, state=SwitchState.DONE))
         if just_asked:
             return not_shown_yet
         if record.state is SwitchState.RECORDED and _has_not_booted(wanted, observed, overrides):
-            return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
+            return NoteSwitch(record=structs.replace(record, state=SwitchState.REFUSED))
         return needs_operator(
             f"{record.type} was asked for, for {record.reason}, and the machine is off: it is not switched on again"
         )
     match observed.marks.reset_since(record.marks, moving=moving | _SURE_TO_MOVE):
         case Reset.SEEN:
-            return NoteSwitch(record=replace(record, state=SwitchState.DONE))
+            return NoteSwitch(record=structs.replace(record, state=SwitchState.DONE))
         case Reset.UNKNOWN if record.state is SwitchState.ASKED:  # the BMC took it: it counts as done
             return Leave(why=f"the BMC has taken {record.type}, and does not show what came of it")
         case Reset.UNKNOWN if just_asked:
@@ -164,17 +161,17 @@ def next_switch(
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= at - record.at < SHUTDOWN:
             return Leave(why=f"its operating system was asked to restart at {record.at:%H:%M:%S}")
-        why = held(replace(wanted, now=True))
+        why = held(structs.replace(wanted, now=True))
         return Wait(why=why) if why is not None else ask(_TYPES[Manner.RESTART])
     if just_asked or record.state is SwitchState.ASKED:
         return Leave(why=f"{record.type} was asked for, and the machine has not reset since")
-    return NoteSwitch(record=replace(record, state=SwitchState.REFUSED))
+    return NoteSwitch(record=structs.replace(record, state=SwitchState.REFUSED))
 
 
 def switches_that_are_back(records: Iterable[SwitchRecord], observed: Observed) -> tuple[SwitchRecord, ...]:
     """Return the records of machines whose system runs again, as they are now."""
     return tuple(
-        replace(each, state=SwitchState.BACK)
+        structs.replace(each, state=SwitchState.BACK)
         for each in records
         if each.state.is_open and observed.runs_os and observed.marks.has_come_up_since(each.marks)
     )
@@ -263,8 +260,7 @@ _POWER_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = 
 _IS_SO: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotSwitched:
+class NotSwitched(Struct, frozen=True, kw_only=True):
     """It is not done, and a person has to know why."""
 
     why: str

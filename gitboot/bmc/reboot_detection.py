@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct, structs
 
 _CLOCK_STEP = timedelta(minutes=2)  # no clock drifts so far, or is read so late
 
@@ -31,8 +32,7 @@ class Reset(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Marks:
+class Marks(Struct, frozen=True, kw_only=True):
     """What moves when a machine resets, as far as its BMC shows it, and by which clock."""
 
     last_reset_time: str | None = None  # LastResetTime
@@ -85,7 +85,7 @@ class Marks:
 
     def with_clock_of(self, other: Marks) -> Marks:
         """These marks, by the clock as it was read with others."""
-        return replace(
+        return structs.replace(
             self,
             bmc_time=other.bmc_time,
             bmc_ahead_s=other.bmc_ahead_s,

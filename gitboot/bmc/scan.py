@@ -6,11 +6,12 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from gitboot.bmc.identity import Described, Same, Shown, identify
 from gitboot.bmc.redfish.quirks import MODE
@@ -36,8 +37,7 @@ MOST_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Probe:
+class Probe(Struct, frozen=True, kw_only=True):
     """The result of one address. Without machines and without a reason, no Redfish service answers there."""
 
     address: str
@@ -149,8 +149,7 @@ class DiscrepancyKind(StrEnum):
     INTERFACES = "Interfaces"  # its document has addresses that its BMC does not show
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Discrepancy:
+class Discrepancy(Struct, frozen=True, kw_only=True):
     """One thing that is not as the documents say."""
 
     what: DiscrepancyKind
@@ -159,8 +158,7 @@ class Discrepancy:
     message: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """Which machine each found one is, and what is not as described."""
 
     servers: Mapping[FoundServer, str]  # by name, those that a document describes
@@ -260,16 +258,14 @@ _ARCHITECTURES: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundNic:
+class FoundNic(Struct, frozen=True, kw_only=True):
     """A network interface of a machine, as its BMC shows it."""
 
     name: str
     mac: MacAddress
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundServer:
+class FoundServer(Struct, frozen=True, kw_only=True):
     """A machine, as its BMC shows it."""
 
     address: str

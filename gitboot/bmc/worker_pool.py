@@ -10,11 +10,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import NO_SIGN, CredentialDirectory, Entrusted, Sign
 from gitboot.bmc.identity import Pinned, known_at
@@ -170,7 +172,7 @@ class BmcPool:
 
         Return the machines whose task was taken.
         """
-        made = (replace(task, dry_run=self._dry_run) for task in tasks)
+        made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
         return self._crew.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
 
     def forget(self, uuids: Iterable[SystemUuid]) -> None:
@@ -374,8 +376,7 @@ _LOST: Final = 0.1  # of those that answered the last time
 _FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a way may become longer for good
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     """A value: each answer gives another one. A round is as many answers as may be awaited at a time.
 
     BMCs that have never answered do not count: a rack that is switched off does not slow the others.
@@ -398,7 +399,7 @@ class Pace:
         waited_s = self.waited_s if sign.waited_s is None else (*self.waited_s, sign.waited_s)
         lost = self.lost + sign.is_lost
         if len(waited_s) + lost < self.limit:
-            return replace(self, waited_s=waited_s, lost=lost)
+            return structs.replace(self, waited_s=waited_s, lost=lost)
         typical_s = sorted(waited_s)[len(waited_s) // 2] if waited_s else math.inf
         is_slow = typical_s > self.best_s * _SLOWER + _UNNOTICED_S
         is_too_much = is_slow or lost > _LOST * (len(waited_s) + lost)

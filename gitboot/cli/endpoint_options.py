@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from ipaddress import ip_network
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from msgspec import Struct
 
 from gitboot.cli.options import Setting, combined
 from gitboot.cli.terminal import tell
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AccessSettings:
+class AccessSettings(Struct, frozen=True, kw_only=True):
     """Who may ask an endpoint for what."""
 
     operators: tuple[str, ...]  # networks; none: this machine
@@ -106,7 +105,7 @@ access_options = combined(
 
 def access_of(given: dict[str, Any]) -> AccessSettings:
     """What was given for these options, taken out of the others."""
-    return AccessSettings(**{each.name: given.pop(each.name) for each in fields(AccessSettings)})
+    return AccessSettings(**{name: given.pop(name) for name in AccessSettings.__struct_fields__})
 
 
 def check(access: AccessSettings) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import click
+from msgspec import Struct
 
 from gitboot.cli.evaluator_child import evaluation_limits, evaluation_workers, results_cache
 from gitboot.cli.terminal import wrapped
@@ -121,8 +121,7 @@ def _store(evaluator: Evaluator, cache: Cache | None) -> None:
             cache.insert_many(kind, values)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
+class Planned(Struct, frozen=True, kw_only=True):
     """A fleet at an instant."""
 
     repository: FleetRepository
@@ -251,8 +250,7 @@ def selected(text: str | None) -> Selector | None:
 NO_KEYS: Final = TrustSettings()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     """Both sides of a range, and what the commits between them say."""
 
     base: Side

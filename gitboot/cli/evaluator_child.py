@@ -8,13 +8,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from msgspec import Struct
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, kept
@@ -41,8 +41,7 @@ _EXCEEDED: Final = {
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Settings:
+class _Settings(Struct, frozen=True, kw_only=True):
     workers: int | None = None  # None: one for each processor
     cache: Cache | None = None  # None: with --no-cache
     begun: Begun | None = None  # is called with the number of files, and sets the limits; None: no limits (in tests)

@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import click
+from msgspec import Struct
 
 from gitboot.cli.evaluator_child import evaluation_limits, results_cache
 from gitboot.cli.options import operator
@@ -96,8 +96,7 @@ def proof_by(informant: Informant, applied_at: Callable[[Revision], AppliedRollo
     return applied, Proof(commit=commit, at=at, doubt=next(doubts, None), records=records)
 
 
-@dataclass(frozen=True, slots=True)
-class TreeInformant:
+class TreeInformant(Struct, frozen=True):
     """The tree that an instance publishes, or its records with its status beside them."""
 
     folder: Path
@@ -113,8 +112,7 @@ class TreeInformant:
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
-@dataclass(frozen=True, slots=True)
-class ApiInformant:
+class ApiInformant(Struct, frozen=True):
     """The API of an instance."""
 
     url: str

@@ -7,7 +7,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
+from msgspec import Struct
 
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -387,8 +387,7 @@ def kept(name: str) -> Path | None:
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOption:
+class OutputOption(Struct, frozen=True):
     """One ``-o FORMAT[=FILE]``."""
 
     format: str

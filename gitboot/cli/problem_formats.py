@@ -7,11 +7,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from msgspec import structs
 
 from gitboot import __version__
 from gitboot.jsonio import document
@@ -163,7 +164,7 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
 
 
 def as_json(problems: Sequence[Problem], prefix: str) -> str:
-    return document(items=[replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+    return document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
 
 
 def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
@@ -172,7 +173,7 @@ def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[
     def written(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")
         root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
-        return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
+        return write([structs.replace(problem, path=f"{root}{problem.path}") for problem in problems])
 
     return written
 

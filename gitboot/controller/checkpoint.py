@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
+from msgspec import structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
@@ -138,10 +139,10 @@ class Checkpoint:
         self._stored_at = plans.planned_at
         if self._patrol is not None:
             self._patrol.start()
-        return replace(
+        return structs.replace(
             fresh,
             # `settled` names no commit, so the next pass checks the records of servers that differ again.
-            knowledge=replace(
+            knowledge=structs.replace(
                 fresh.knowledge,
                 settled="",
                 unseen=small.unseen,
@@ -182,7 +183,7 @@ class Checkpoint:
                 shared=tree.shared,
                 unseen=standing.knowledge.unseen,
                 commit=commit.without_servers(),
-                plans=replace(standing.plans, commit=None, servers={}, transitions=Agenda()),
+                plans=structs.replace(standing.plans, commit=None, servers={}, transitions=Agenda()),
             )
             self._chunks.write(key, encode(small), _tables(standing, commit, tree))
             if self._chunks.are_too_many:
@@ -194,7 +195,7 @@ class Checkpoint:
         """Return what is published, without the files in which the patrol found damage."""
         if self._patrol is None or not (found := self._patrol.found()):
             return publication
-        return replace(
+        return structs.replace(
             publication,
             complete=publication.complete and ALL not in found,
             owed=publication.owed | (found - {ALL}),
@@ -372,7 +373,7 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
     fleetwide = small.commit
     commit = replace(
         fleetwide,
-        decisions=replace(fleetwide.decisions, servers=tables["decisions"], networks=tables["networks"]),
+        decisions=structs.replace(fleetwide.decisions, servers=tables["decisions"], networks=tables["networks"]),
         machines=tables["machines"],
         sites=tables["sites"],
         labels=tables["labels"],
@@ -398,7 +399,9 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
     return _Read(
         small=small,
         commit=commit,
-        plans=replace(small.plans, commit=commit, servers=servers, transitions=none_due.moved(tables["instants"])),
+        plans=structs.replace(
+            small.plans, commit=commit, servers=servers, transitions=none_due.moved(tables["instants"])
+        ),
         tree=Inventory(
             states=tables["lying"],
             content=tables["content"],

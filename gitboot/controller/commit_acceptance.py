@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import is_not
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from gitboot.controller.commit_judgement import (
     Advance,
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from gitboot.git.signatures import Signatures
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Authority:
+class Authority(Struct, frozen=True, kw_only=True):
     """The settings that decide who may acknowledge changes."""
 
     signatures: Signatures | None = None  # None: no keys are given
@@ -62,8 +62,7 @@ class Gone(NamedTuple):
     is_here: bool  # whether the clone has the commit, so that a newer one can be compared with it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """The result of judging the newest commit, and the accepted commit, with which the instance goes on."""
 
     accepted: Commit | None = None
@@ -172,9 +171,9 @@ class Accepting:
         After a start, this first goes on with the commit that was accepted before. The attempt counts once the
         ledger has it, and `adopt` was called.
         """
-        attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
+        attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
         if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
-            knowledge = replace(knowledge, settled="")
+            knowledge = structs.replace(knowledge, settled="")
         for step in (self._resumed, self._adopted, self._searched, self._taken_newest, self._searched):
             attempt = self._with_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
@@ -236,18 +235,18 @@ class Accepting:
                 try:
                     self._source.restore(Revision(accepted) if accepted is not None else None)
                 except (TryAgain, OperatorError) as failure:
-                    return replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
+                    return structs.replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
                 events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
                 return step(attempt, knowledge, events, at)
         except SourceError as error:
-            return replace(attempt, trouble=(type(error).__name__, str(error)))
+            return structs.replace(attempt, trouble=(type(error).__name__, str(error)))
 
     def _adopted(self, attempt: Attempt, *_: object) -> Attempt:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
         self._evaluation.keep(attempt.accepted.revision)
-        return replace(attempt, is_adopted=True)
+        return structs.replace(attempt, is_adopted=True)
 
     def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         if attempt.attempted is None and self._accepted_before(knowledge) is not None:
@@ -255,11 +254,11 @@ class Accepting:
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
-        attempt, until = replace(attempt, waiting=None), attempt.problems_until
+        attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
             dated = decisions.problems_at(at), next_change(decisions.dated, at)
-            attempt = replace(attempt, problems=dated[0], problems_until=dated[1])
+            attempt = structs.replace(attempt, problems=dated[0], problems_until=dated[1])
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys
         if (held := attempt.candidate) is not None:
@@ -281,7 +280,7 @@ class Accepting:
             return attempt
         if self._is_retrying:
             # The boots that these commits take back are still offered: withhold them first, then read the records.
-            reads_records, attempt = False, replace(attempt, evaluated=None, stands=None, read=None)
+            reads_records, attempt = False, structs.replace(attempt, evaluated=None, stands=None, read=None)
             wait = _wait(attempt, latest)
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
@@ -291,19 +290,19 @@ class Accepting:
         reached = found.reached or attempt.accepted
         self._evaluation.settle(reached.revision if reached is not None else None)
         self._records_read, self._is_retrying = _records_of(knowledge), False
-        attempt = replace(attempt, retry_at=None, retries=0)
+        attempt = structs.replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
             attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             until = found.problems_until if attempt.is_behind else attempt.problems_until
             orders = found.orders or (found.reached.orders if found.reached is not None else None)
-            return replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
+            return structs.replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
         if found.reached is not None:
             attempt = self._reached(attempt, found, found.reached, ahead, events, at)
-        attempt = replace(
+        attempt = structs.replace(
             attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
         )
         attempt = self._withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
-        attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
+        attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
         if found.invalid is not None:
@@ -312,9 +311,11 @@ class Accepting:
             return attempt
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
-            held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
+            held = structs.replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
         self._judged_by_records = held if reads_records else None
-        return replace(attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held)
+        return structs.replace(
+            attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held
+        )
 
     def _reached(
         self, attempt: Attempt, found: Advance, reached: Commit, ahead: Ahead, events: list[Event], at: datetime
@@ -327,10 +328,10 @@ class Accepting:
                 events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
         messages = [each for _, brought in ahead.merges for each in brought]
         subjects = {each.commit: each.text.partition("\n")[0][:_SUBJECT] for each in messages}
-        return replace(
+        return structs.replace(
             accepted,
             met=attempt.met | found.used,
-            steps=replace(found, reached=None, valid=(), candidate=None),
+            steps=structs.replace(found, reached=None, valid=(), candidate=None),
             acknowledged=tuple(
                 Heeded(commit=revision, guard=guard, by=by)
                 for revision, verdict in found.hops
@@ -376,19 +377,19 @@ class Accepting:
             found = self._path[1]
             now = found._replace(by=evaluated) if found is not None else None
         if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
-            return replace(attempt, withheld=now, gone=None)
+            return structs.replace(attempt, withheld=now, gone=None)
         by, is_here, is_over = Revision(before.by), False, False
         with suppress(SourceError):
             is_here = self._source.has(by)
             is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
         if is_over:
-            return replace(attempt, withheld=now, gone=None)
+            return structs.replace(attempt, withheld=now, gone=None)
         withheld, gone = joined(before, now), None
         if is_gone:
             others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
             servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
             gone = Gone(by, sum(each in machines for each in servers), is_here)
-        return replace(attempt, withheld=withheld, gone=gone)
+        return structs.replace(attempt, withheld=withheld, gone=gone)
 
     def _is_gone(self, withheld: Withheld | None, latest: Revision) -> bool:
         """Return whether the branch does not have the commit by which boots are withheld, as it was fetched last.
@@ -419,7 +420,7 @@ class Accepting:
             return attempt
         if last is None or last[0] is not accepted or last[1] != attempt.withheld:
             last = self._offering = accepted, attempt.withheld, offering(accepted, attempt.withheld)
-        return replace(attempt, offered=last[2])
+        return structs.replace(attempt, offered=last[2])
 
     def _searched(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
         """Find the acknowledgements in the history of the accepted commit: none of them counts again.
@@ -436,7 +437,7 @@ class Accepting:
         if tips - {None, since}:
             hidden = [Revision(since)] if since is not None else []
             found = self._source.acknowledging_content(hidden, sorted(filter(None, tips)))
-            attempt = replace(attempt, searched=accepted, met=attempt.met | (found - knowledge.met))
+            attempt = structs.replace(attempt, searched=accepted, met=attempt.met | (found - knowledge.met))
         self._has_searched = accepted is not None  # until then the ledger is not told
         return attempt
 
@@ -472,7 +473,7 @@ class Accepting:
                 evaluated = self._evaluation.evaluate(before, kept)
             except NotEvaluated as error:
                 attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
-                return replace(attempt, attempted=None)
+                return structs.replace(attempt, attempted=None)
             except InvalidRepository as error:
                 return _refused(attempt, before, error.at(at), events, at)
             if evaluated is None:
@@ -480,7 +481,7 @@ class Accepting:
             commit = evaluated.commit
         self._kept = None
         resumed = self._accepted(commit, events, at)
-        return replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
+        return structs.replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
 
     def _accepted(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
         committed_at, signer = None, None
@@ -527,7 +528,9 @@ def _signed(signatures: Signatures | None, since: Revision | None, ahead: Ahead)
         (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
         for revision, messages in ahead.merges
     )
-    return replace(ahead, merges=merges, untrusted=signatures.faults(since, [revision for revision, _ in ahead.merges]))
+    return structs.replace(
+        ahead, merges=merges, untrusted=signatures.faults(since, [revision for revision, _ in ahead.merges])
+    )
 
 
 def _wait(attempt: Attempt, latest: Revision) -> Wait:
@@ -546,14 +549,14 @@ def _wait(attempt: Attempt, latest: Revision) -> Wait:
 def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
     wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
-    return replace(attempt, retry_at=at + wait, retries=retries + 1)
+    return structs.replace(attempt, retry_at=at + wait, retries=retries + 1)
 
 
 def _refused(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
     is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
-    attempt = replace(attempt, attempted=revision, problems=error.problems, candidate=None)
+    attempt = structs.replace(attempt, attempted=revision, problems=error.problems, candidate=None)
     if is_known:  # one more evaluation that did not end
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}

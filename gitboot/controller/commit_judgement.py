@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
+
+from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.controller.current_plans import changed_by
@@ -41,8 +42,7 @@ class Wait(Enum):
     ALL = auto()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ahead:
+class Ahead(Struct, frozen=True, kw_only=True):
     """The commits after the accepted one, up to the newest."""
 
     accepted: Commit | None  # None: there is none, or it cannot be compared with
@@ -51,8 +51,7 @@ class Ahead:
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # commits that do not count, and why
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A commit that a guard holds."""
 
     commit: Commit
@@ -68,8 +67,7 @@ class Candidate:
     reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advance:
+class Advance(Struct, frozen=True, kw_only=True):
     """How far the newest commit can be accepted."""
 
     reached: Commit | None = None  # the newest commit that can be accepted
@@ -100,8 +98,7 @@ class Advance:
         return self.valid[at:]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Walk:
+class _Walk(Struct, kw_only=True):
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
     steps: dict[int, Evaluated] = field(default_factory=dict)  # valid commits, against the valid commit before each
@@ -184,7 +181,7 @@ class Judging:
         """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
-            ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
+            ahead = structs.replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
         on_way = {revision for revision, _ in ahead.merges}
         on_way |= {ahead.accepted.revision} if ahead.accepted is not None else set()
         self._known = {
@@ -220,7 +217,7 @@ class Judging:
             if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
                 return verdict
             is_unread = may_be_unread(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
-            return replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
+            return structs.replace(verdict, waits=True) if wait is Wait.ALL or is_unread else verdict
 
         def arrived(old: int, new: int) -> None:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -257,7 +254,7 @@ class Judging:
             )
         moves = walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
-        return replace(
+        return structs.replace(
             advance,
             reached=reached,
             lost=walk.lost_at(found.reached) if reached is not None else None,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Any, Final
+
+from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, is_withheld
 from gitboot.controller.commit_acceptance import accepted_message, held_message, refused_message
@@ -92,7 +93,7 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
     for type, status, reason, message in found:
         since = was.since if (was := known.get(type)) is not None and was.status == status else at
         condition = Condition(type=type, status=status, reason=reason, message=message, since=since)
-        result.append(condition if status else replace(condition, remedy=_remedy(condition, state, at, values)))
+        result.append(condition if status else structs.replace(condition, remedy=_remedy(condition, state, at, values)))
     return tuple(sorted(result, key=lambda each: each.type))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import State
@@ -44,8 +45,7 @@ class ImageFile(NamedTuple):
 Key = TypeVar("Key", bound=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Agenda(Generic[Key]):
+class Agenda(Struct, Generic[Key], frozen=True):
     """The instants at which keys are due. It is a value: `moved` returns another one."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
@@ -77,8 +77,7 @@ class Agenda(Generic[Key]):
         return self._queue[0][0] if self._queue else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plans:
+class Plans(Struct, frozen=True, kw_only=True):
     """The current plans of all servers, with counts and lists of servers."""
 
     commit: Commit | None = None  # of the plans
@@ -159,7 +158,7 @@ def replanned(
     if anew:
         names = {*before.servers, *new.servers}
     if not names:
-        return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
+        return structs.replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
     states: dict[str, ServerState] = {}
     different = set[str]()
     for name in counted(names, told):
@@ -170,12 +169,12 @@ def replanned(
         record, absent, said = knowledge.record(decision.uuid), knowledge.absent(decision), about(commit, name)
         if not anew and was is not None and was.holds(decision, record, at, said, absent=absent):
             # The decision is an equal one; the older one is not held any longer.
-            states[name] = was if was.decision is decision else replace(was, decision=decision)
+            states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
         else:
             different.add(name)
             states[name] = planned(decision, record, at, said, stop, left, keys, absent)
     plans = _with_states(before, knowledge, names, states)
-    plans = replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
+    plans = structs.replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
     return plans, frozenset(different)
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus, urlsplit
 
+from msgspec import Struct, structs
+
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.commit_judgement import accepted_words, held_words, invalid_words
 from gitboot.controller.instance.settings import Settings
@@ -133,8 +135,7 @@ class Witnessed(NamedTuple):
     claimed: int | None = None  # by statuses that anyone may have written; None: there is none
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Project:
+class Project(Struct, frozen=True, kw_only=True):
     """Where a forge keeps a repository."""
 
     kind: ForgeKind
@@ -360,7 +361,7 @@ class Verdicts(RetryingSender):
 
     @property
     def telling(self) -> Telling:
-        return replace(self._telling, failure=self.failure)
+        return structs.replace(self._telling, failure=self.failure)
 
     @property
     def is_done(self) -> bool:
@@ -428,7 +429,7 @@ class Verdicts(RetryingSender):
 
     def _turn(self, **changed: Any) -> None:
         with self.changed:
-            before, self._telling = self._telling, replace(self._telling, **changed)
+            before, self._telling = self._telling, structs.replace(self._telling, **changed)
         if self._telling != before:
             self.wake()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
 from operator import itemgetter
 from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct, structs
 
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.commit_acceptance import Attempt
@@ -60,22 +63,21 @@ class LimitedFiles(NamedTuple):
     stop: Halt  # the stop with which they were made
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetState:
+class TargetState(Struct, frozen=True, kw_only=True):
     """The state of the target: what it holds of the plans."""
 
     applied: Revision | None = None  # the commit of its files
     at: datetime | None = None  # when gitboot last published, or tried to
     complete: bool = False  # whether this process has published all files
-    plans: Plans = field(default_factory=Plans)  # the plans of its files
+    plans: Plans = msgspec.field(default_factory=Plans)  # the plans of its files
     in_doubt: bool = False  # whether its records may be those from before the ledger was in doubt
     recorded: Members | None = None  # the machines whose records it has; None: all in ``plans``
     terms: Terms | None = None  # the terms on which endpoints serve one-time boots
     owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
-    limited: Mapping[str, LimitedFiles] = field(
+    limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
     )  # those of them whose offers the ledger could not note
-    versions: Mapping[str, Mapping[str, Digest]] = field(
+    versions: Mapping[str, Mapping[str, Digest]] = msgspec.field(
         default_factory=dict
     )  # the plans of its boot scripts, by server and path
     failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
@@ -91,7 +93,7 @@ class TargetState:
 
         The next publication has these files even if the plans stay the same.
         """
-        return replace(
+        return structs.replace(
             self,
             owed=self.owed | servers,
             versions=replaced(self.versions, {}, servers & self.versions.keys()),
@@ -99,16 +101,15 @@ class TargetState:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstanceState:
+class InstanceState(Struct, frozen=True, kw_only=True):
     """What an instance has accepted, learned, planned and published, the tasks of its BMCs, and its conditions."""
 
     knowledge: Knowledge
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
-    attempt: Attempt = field(default_factory=Attempt)
-    plans: Plans = field(default_factory=Plans)
-    publication: TargetState = field(default_factory=TargetState)
-    schedule: Schedule = field(default_factory=Schedule)
+    attempt: Attempt = msgspec.field(default_factory=Attempt)
+    plans: Plans = msgspec.field(default_factory=Plans)
+    publication: TargetState = msgspec.field(default_factory=TargetState)
+    schedule: Schedule = msgspec.field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines with news since they were planned
     fetched: Fetched | None = None  # None: no fetch has ended yet
     longest_step: timedelta = timedelta(minutes=30)  # of an installation, until somebody should look

@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import Struct
+
 from gitboot import files
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.instance.settings import Settings
@@ -65,11 +68,10 @@ class Bookmarks:
                 files.write_whole(self._file, json.dumps(content).encode() + b"\n")
 
 
-@dataclass(slots=True)
-class _Pile:
+class _Pile(Struct):
     due: float  # by the monotonic clock
     first: int
-    shown: list[NotedEvent] = field(default_factory=list)
+    shown: list[NotedEvent] = msgspec.field(default_factory=list)
     number: int = 0
 
     def add(self, event: NotedEvent) -> None:
@@ -231,8 +233,7 @@ def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
 _APPRISE_S: Final = 60.0  # for one notice: apprise asks a service several times, each with timeouts of its own
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Notice:
+class Notice(Struct, frozen=True, kw_only=True):
     """Events of one type, the oldest first."""
 
     ledger: str  # the identity of the instance's ledger
@@ -287,8 +288,7 @@ class Level(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotedEvent:
+class NotedEvent(Struct, frozen=True, kw_only=True):
     """An event as the ledger has it."""
 
     sequence: int  # its number there
@@ -438,8 +438,7 @@ def read_receiver(file: Path, name: str) -> Receiver:
     raise UsageError(f"{file}: receivers.{name} is not there any more; restart gitboot to stop sending to it")
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Struct, frozen=True):
     file: Path
     name: str
     given: Mapping[str, Any]

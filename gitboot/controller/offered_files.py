@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
+
+from msgspec import structs
 
 from gitboot.artifacts.availability import is_withheld
 from gitboot.controller.current_plans import Plans, changed_by
@@ -104,7 +106,7 @@ class LedgerNotes:
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         number = self._facts.sequence
-        numbered = [replace(each, number=number) for state in states.values() for each in offers_of(state)]
+        numbered = [structs.replace(each, number=number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
             if self._unwritable is not None:
@@ -143,7 +145,7 @@ def published(
     the rest. Files are made as they are published, and not held: nearly all that is known of a server would be these.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
-    attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
+    attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
     offered = _Offered(
         names=sorted(owed),
         before=before,
@@ -170,7 +172,7 @@ def published(
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
         # The target may have begun with it: what it is brought to next is given again, even if that is what it held.
-        return replace(
+        return structs.replace(
             attempt,
             terms=None,
             in_doubt=before.in_doubt or parts.is_whole,
@@ -185,7 +187,7 @@ def published(
         message = ", ".join(f"{count} {what}" for what, count in counts.items())
         facts = {"commit": commit.revision, **counts}
         events = (*events, Event(at=at, type="Published", message=message, facts=facts))
-    return replace(
+    return structs.replace(
         attempt,
         applied=commit.revision,
         complete=True,
@@ -204,7 +206,7 @@ def published(
 
 def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
     """Return the files of the whole fleet, without those in parts."""
-    decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
+    decisions = structs.replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
     return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
 
 
@@ -284,7 +286,7 @@ def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
 
 
 def _fleetwide(decisions: Decisions) -> Decisions:
-    return replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
+    return structs.replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
 
 
 def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
+from msgspec import structs
+
 from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
@@ -78,7 +80,7 @@ def obey(learning: Learning, stoppage: Stoppage) -> None:
     """Stop what a person has stopped where endpoints read it, unless as much is stopped already."""
     known = learning.facts.stoppage
     if known is None or stoppage.everything > known.everything:
-        learning.facts = replace(learning.facts, stoppage=stoppage)
+        learning.facts = structs.replace(learning.facts, stoppage=stoppage)
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
@@ -124,19 +126,19 @@ def _do(learning: Learning, request: Request, commit: Commit | None, held: Held 
             )
         case "suspend":
             until = datetime.fromisoformat(facts["until"])
-            learning.facts = replace(learning.facts, suspension=Suspension(request.who, facts["reason"], until))
+            learning.facts = structs.replace(learning.facts, suspension=Suspension(request.who, facts["reason"], until))
             return f"suspended until {format_instant(until)}: {facts['reason']}"
         case "resume":
             was = learning.facts.suspension
-            learning.facts = replace(learning.facts, suspension=None)
+            learning.facts = structs.replace(learning.facts, suspension=None)
             return "resumed" if was is not None else "it was not suspended"
         case "stop":
             stoppage = Stoppage(request.who, str(facts["reason"]), bool(facts["everything"]))
-            learning.facts = replace(learning.facts, stoppage=stoppage)
+            learning.facts = structs.replace(learning.facts, stoppage=stoppage)
             return str(stoppage)
         case "start":
             stopped = learning.facts.stoppage
-            learning.facts = replace(learning.facts, stoppage=None)
+            learning.facts = structs.replace(learning.facts, stoppage=None)
             if (claims := learning.known.claims) and stopped:
                 return f"boots that write disks are still withheld: {claims[0]}"
             return "boots are offered again" if stopped else "nothing was stopped with gitboot stop-installs"
@@ -236,7 +238,7 @@ def _accept_certificate(learning: Learning, uuid: SystemUuid, server: str, facts
     certificate = str(facts["certificate"])
     if (pinned := learning.pinned(uuid)) is None:
         raise UsageError(f"no certificate of the BMC of {server} is pinned")
-    learning.pin(uuid, replace(pinned, certificate=certificate))
+    learning.pin(uuid, structs.replace(pinned, certificate=certificate))
     learning.hurried.add(uuid)
     return f"{server}: its BMC shows the certificate {certificate} ({facts['reason']})"
 
@@ -250,7 +252,7 @@ def _replace(learning: Learning, uuid: SystemUuid, server: str, facts: Mapping[s
     opened = own or OverrideRecord(
         reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=learning.at
     )
-    learning.overrides.note(uuid, replace(opened, state=State.OPENED, at=learning.at))
+    learning.overrides.note(uuid, structs.replace(opened, state=State.OPENED, at=learning.at))
     learning.hurried.add(uuid)
     return f"{server}: whatever its BMC shows gives way to {key} ({facts['reason']})"
 
@@ -271,7 +273,7 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
     """
     meant = [each for each in learning.overrides.of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        learning.overrides.note(uuid, replace(each, state=state, corrections=()))
+        learning.overrides.note(uuid, structs.replace(each, state=state, corrections=()))
     learning.hurried.add(uuid)
     return len(meant)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import Fetched, InstanceState
@@ -91,7 +92,7 @@ class Reconciler:
             wait=wait,
             time=lambda: at + max(components.clock() - began, timedelta()),
         )
-        before = replace(
+        before = structs.replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
             serving=serving,
@@ -107,9 +108,9 @@ class Reconciler:
             with components.inbox.held():
                 state = _run(_TO_LEDGER, before, this, lap)
         except LedgerError as error:
-            state = resume(replace(before, unwritable=str(error)), this)
+            state = resume(structs.replace(before, unwritable=str(error)), this)
             lap(Stage.WRITE)
-        state = replace(state, knowledge=replace(state.knowledge, claims=components.inbox.claims))
+        state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
         self.standing = _run(_FROM_LEDGER, state, this, lap)
         lap.end(Stage.RECONCILE)
         return this.due

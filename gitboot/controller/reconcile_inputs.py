@@ -6,11 +6,12 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Final
+
+from msgspec import Struct, structs
 
 from gitboot import files
 from gitboot.artifacts.availability import ArtifactWatch, Sighting
@@ -48,8 +49,7 @@ from gitboot.system_clock import Uptime, uptime
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Intake:
+class Intake(Struct, frozen=True, kw_only=True):
     """What was taken in; all of it waits on until it is forgotten."""
 
     spooled: tuple[Observation, ...]
@@ -376,7 +376,7 @@ class KeptUnknown:
 def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
     for each in new[:_MOST_TOLD]:
         message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
-        yield Event(at=at, type="UnknownMachine", message=message, facts=replace(each, inventory=None).facts())
+        yield Event(at=at, type="UnknownMachine", message=message, facts=structs.replace(each, inventory=None).facts())
     if len(new) > _MOST_TOLD:
         more = len(new) - _MOST_TOLD
         message = f"{more} more asked for a boot, and no document describes them: gitboot unknown-machines"

@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
 from hashlib import sha256
@@ -16,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -174,8 +174,7 @@ def _json(content: bytes) -> Response:
 # The list of servers, a page at a time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True, kw_only=True):
     """Which servers are asked for."""
 
     limit: int = MOST
@@ -210,8 +209,7 @@ def selection(given: Iterable[tuple[str, str]]) -> Selection:
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(Struct, frozen=True):
     # a server of the list, as it is told and as it is found
     signature: Signature
     content: bytes

@@ -7,12 +7,12 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct, field
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
@@ -521,8 +521,7 @@ class UnknownMachines:
         return may_send
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clients:
+class Clients(Struct, frozen=True, kw_only=True):
     """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
 
     trusted_proxies: Iterable[Network] = ()  # whose X-Forwarded-For states who asks

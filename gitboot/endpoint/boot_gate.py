@@ -9,13 +9,14 @@ from base64 import b64decode
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from secrets import token_hex
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from gitboot.endpoint.access_control import LOOPBACK, membership
 from gitboot.endpoint.age_encryption import Keys, Unopened
@@ -200,8 +201,7 @@ _SOMEBODY: Final = ""  # to whom a boot was perhaps served
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Guarded:
+class Guarded(Struct, frozen=True, kw_only=True):
     """What is looked at before a path is answered, and written down."""
 
     server: str
@@ -212,8 +212,7 @@ class Guarded:
     writes: DiskWrite | None = None  # None: what it boots writes no disk
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True, kw_only=True):
     """Who asks, as far as it says so."""
 
     client: str | None

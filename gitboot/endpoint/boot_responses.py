@@ -7,11 +7,12 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
+
+from msgspec import Struct, structs
 
 from gitboot.endpoint.boot_gate import Guarded
 from gitboot.endpoint.connections import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
@@ -81,8 +82,7 @@ class Entry(NamedTuple):
     local_disk: str | None = None  # how its loaders hand over to its disk
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """What a path is answered, for as long as a file stands and the clock is between two instants."""
 
     counts_as: Answered
@@ -254,14 +254,14 @@ class Answers:
             asked = Asked(HTTP_BOOT, "", HTTP_BOOT.of(located.state.summary["uuid"]))
             answer = self._of_server(located, asked, at) if asked.path in located.state.paths else None
         elif (unknown := self._shared(UNKNOWN_HTTP_BOOT)) is not None:
-            answer = replace(unknown, entry=Entry(UNKNOWN_HTTP_BOOT, "unknown machine"))
+            answer = structs.replace(unknown, entry=Entry(UNKNOWN_HTTP_BOOT, "unknown machine"))
         if answer is None:
             return None
 
         def addressed(found: bytes) -> bytes:
             return canonical({"ClientIPs": client, **json.loads(found)}) + b"\n"
 
-        return replace(
+        return structs.replace(
             answer,
             reply=file_reply(addressed(bytes(answer.reply.body)), ContentType.JSON, UNCACHED),
             etag=None,
@@ -276,7 +276,7 @@ class Answers:
         if path not in self._tree.shared() or (found := self._tree.read(path)) is None:
             return None
         answer = self._file(found, content_type_of(path), delivery_of(path))
-        return replace(answer, entry=Entry(path, "unknown machine")) if path in UNKNOWN else answer
+        return structs.replace(answer, entry=Entry(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _immutable(self, path: str) -> Answer | None:
         """Content, if it is what its path says; None where it is none, or too large to be held."""

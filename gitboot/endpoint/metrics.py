@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from itertools import accumulate
 from math import inf
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -35,8 +35,7 @@ class MetricKind(StrEnum):
     INFO = "info"
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """One metric. No label has as many values as there are servers."""
 
     name: str  # without the suffix of its kind

@@ -7,11 +7,12 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final, NamedTuple
+
+from msgspec import structs
 
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT, write_whole
@@ -251,7 +252,7 @@ def without_document(tree: PublishedTree, machine: UnknownMachine) -> UnknownMac
     server = next((each.state.server for each in found.values() if each is not None), None)
     if by_uuid or (server is not None and machine.uuid is None):
         return None
-    return replace(machine, server=server)
+    return structs.replace(machine, server=server)
 
 
 def shown_unknown(tree: PublishedTree) -> UnknownMachines | None:

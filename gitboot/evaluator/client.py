@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct, structs
 
 from gitboot.child_processes import OUT_OF_MEMORY, Child, ended, uncollected
 from gitboot.disk_cache import DiskCache
@@ -169,8 +170,7 @@ class _Spooled(NamedTuple):
     untrusted: frozenset[Revision]  # the commits that its process had evaluated before and that were not accepted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
+class _Asked(Struct, frozen=True, kw_only=True):
     revision: Revision
     base: Commit | None
     answer: Future[Evaluated]
@@ -322,7 +322,7 @@ class _Assembly:
         commit = replace(
             shared,
             revision=revision,
-            decisions=replace(
+            decisions=structs.replace(
                 shared.decisions,
                 revision=revision,
                 servers=replaced(before.decisions.servers, self._decisions, gone),

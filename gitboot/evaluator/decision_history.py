@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
@@ -24,16 +24,14 @@ from gitboot.text import more
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Changed:
+class Changed(Struct, frozen=True, kw_only=True):
     """A commit that changed what is decided for the server."""
 
     commit: CommitSummary
     effect: ServerEffect
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True, kw_only=True):
     """A commit that is invalid: no server was ever decided by it."""
 
     commit: CommitSummary

@@ -9,12 +9,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from msgspec import Struct, structs
 from msgspec.msgpack import Encoder
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
@@ -262,8 +263,8 @@ class _Evaluating:
         listing = list_files(self._snapshot, before)
         found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
         if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
-            decisions = replace(beside.decided.decisions, revision=self._snapshot.revision)
-            decided = replace(beside.decided, repository=found.repository, decisions=decisions)
+            decisions = structs.replace(beside.decided.decisions, revision=self._snapshot.revision)
+            decided = structs.replace(beside.decided, repository=found.repository, decisions=decisions)
             return replace(beside, loaded=found, decided=decided)
         decided = decide_loaded(found, self._decided)
         assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
@@ -348,7 +349,7 @@ class _SharedDigests:
 
     def __init__(self) -> None:
         self._digests: dict[int, tuple[object, bytes]] = {}  # by id() of the value; the reference keeps the id unique
-        self._names = tuple(each.name for each in fields(SharedInputs))
+        self._names = SharedInputs.__struct_fields__
 
     def of(self, inputs: SharedInputs) -> bytes:
         if (found := self._digests.get(id(inputs))) is None:
@@ -357,10 +358,10 @@ class _SharedDigests:
         return found[1]
 
     def _part(self, value: object) -> object:
-        """Return a value with a digest in place of each dataclass, which other inputs may share."""
+        """Return a value with a digest in place of each structure, which other inputs may share."""
         if isinstance(value, tuple):
             return [self._part(each) for each in value]
-        if not is_dataclass(value):
+        if not (isinstance(value, Struct) or is_dataclass(value)):
             return value
         if (found := self._digests.get(id(value))) is None:
             found = self._digests[id(value)] = value, _digest_of_input(value)
@@ -402,8 +403,7 @@ def processors() -> int:
     return min(len(os.sched_getaffinity(0)), MOST)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forks:
+class Forks(Struct, frozen=True, kw_only=True):
     """``number`` worker processes. ``seen`` is called with the number of files that they have read so far."""
 
     number: int = 1
@@ -455,8 +455,7 @@ class Forks:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(Struct, frozen=True):
     """A worker process, and the pipe on which it sends its results."""
 
     process: int

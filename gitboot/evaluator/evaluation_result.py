@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from msgspec import Struct, structs
+
 from gitboot.errors import Orders
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
 from gitboot.fleet.resources import FleetRepository
@@ -61,7 +63,7 @@ class Commit:
         servers = {name: each for name, each in self.decisions.servers.items() if name in names}
         return replace(
             self,
-            decisions=replace(self.decisions, servers=servers),
+            decisions=structs.replace(self.decisions, servers=servers),
             machines={uuid: each for uuid, each in self.machines.items() if each.name in names},
             sites={name: site for name in self.sites if name in names},
             labels={name: each for name, each in self.labels.items() if name in names},
@@ -71,7 +73,7 @@ class Commit:
     def without_servers(self) -> Commit:
         return replace(
             self,
-            decisions=replace(self.decisions, servers={}, networks={}),
+            decisions=structs.replace(self.decisions, servers={}, networks={}),
             machines={},
             sites={},
             labels={},
@@ -101,8 +103,7 @@ class Commit:
         return self.fleet.orders_at(self.site)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
+class Evaluated(Struct, frozen=True, kw_only=True):
     """A commit, and how it differs from its base."""
 
     commit: Commit

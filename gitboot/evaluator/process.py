@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, Final
+
+from msgspec import structs
 
 from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
@@ -48,7 +49,7 @@ def main(state: str, parent: str) -> None:
 
     def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
-        return replace(snapshot, read=answering.counting(snapshot.read))
+        return structs.replace(snapshot, read=answering.counting(snapshot.read))
 
     evaluator = Evaluator(counted, begun=answering.begun, results=RemoteCache(asked, answers))
     while (frame := read_frame(asked)) is not None:
@@ -292,7 +293,7 @@ def _fleetwide(commit: Evaluation, revision: Revision, site: str | None) -> Comm
     return Commit(
         revision=revision,
         fleet=repository.fleet.spec,
-        decisions=replace(decisions, revision=revision, servers={}, networks={}),
+        decisions=structs.replace(decisions, revision=revision, servers={}, networks={}),
         machines={},
         sites={},
         labels={},

@@ -9,11 +9,11 @@ answers with `Known`. Both ends are one program, so frames have no version.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from gitboot.child_processes import Spent, encode
 from gitboot.evaluator.evaluation_result import Commit
@@ -36,8 +36,7 @@ _WALL: Final = 3  # times the processor time, because other processes use the pr
 _STARTING_S: Final = 10  # for a process that reads its program from a slow disk
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
+class Allowance(Struct, frozen=True, kw_only=True):
     """The limits of the evaluation of one commit. None: a default that grows with the number of files."""
 
     seconds: int | None = None  # of processor time

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
+from msgspec import Struct
+
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, canonical, facts, format_instant
 from gitboot.model.scalars import Malformed, parse_uuid
@@ -41,8 +43,7 @@ class WhyNot(StrEnum):
     GIVEN = "Given"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NotGiven:
+class NotGiven(Struct, frozen=True, kw_only=True):
     reason: WhyNot
     server: str
     words: str  # why
@@ -51,8 +52,7 @@ class NotGiven:
     times: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class UnnamedProxy:
+class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
     """An address that states for whom it asks, and that no setting names as a proxy."""
 
     address: str

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import aside, files, parse, whole_lines, writer_of
@@ -50,8 +51,7 @@ def described(secret: str) -> str:
     return f"the secret {name}" if f"{group}/" == _ENCRYPTED else f"the user data {name}"
 
 
-@dataclass(frozen=True, slots=True)
-class AddressFetches:
+class AddressFetches(Struct, frozen=True):
     """The fetches of one secret by one address, or by several that are not told apart."""
 
     first: datetime
@@ -62,8 +62,7 @@ class AddressFetches:
         return AddressFetches(min(self.first, at), max(self.last, at), self.times + times)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecretFetches:
+class SecretFetches(Struct, frozen=True, kw_only=True):
     """Who fetched one secret in one installation."""
 
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)  # by `network_of`; at most MOST_ADDRESSES
@@ -88,12 +87,11 @@ class SecretFetches:
     def fetched(self, address: str, at: datetime, times: int) -> SecretFetches:
         if address in self.addresses or (len(self.addresses) < MOST_ADDRESSES and address != OTHERS):
             before = self.addresses.get(address, AddressFetches(at, at, 0))
-            return replace(self, addresses={**self.addresses, address: before.and_one(at, times)})
-        return replace(self, others=(self.others or AddressFetches(at, at, 0)).and_one(at, times))
+            return structs.replace(self, addresses={**self.addresses, address: before.and_one(at, times)})
+        return structs.replace(self, others=(self.others or AddressFetches(at, at, 0)).and_one(at, times))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstallationFetches:
+class InstallationFetches(Struct, frozen=True, kw_only=True):
     """Who fetched the secrets of one server in its newest installation."""
 
     key: str  # the provision key
@@ -156,8 +154,7 @@ class Given(NamedTuple):
         return not self.is_over and first.at <= at < first.at + FETCH_GRACE
 
 
-@dataclass(slots=True)
-class _File:
+class _File(Struct):
     """A file of the spool, as far as it was read."""
 
     base: int = 0  # where it begins in its writer's own

@@ -8,12 +8,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, structs, to_builtins
 
 from gitboot.fetchlog.log_entries import instant_of, network_of
 from gitboot.files import write_whole
@@ -39,8 +40,7 @@ _MOST_MACS: Final = 16
 _LONGEST: Final = 64  # of a serial number
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnknownMachine:
+class UnknownMachine(Struct, frozen=True, kw_only=True):
     """What is known of one machine, by its own word."""
 
     macs: tuple[MacAddress, ...] = ()
@@ -176,13 +176,13 @@ class UnknownMachines:
 def _names(machine: UnknownMachine) -> tuple[str, ...]:
     """Its identities; of a UUID that of either byte order is the same."""
     either = machine.uuid if machine.uuid is None else min(machine.uuid, swapped(machine.uuid))
-    return replace(machine, uuid=either).identities
+    return structs.replace(machine, uuid=either).identities
 
 
 def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
     """What two say of one machine: the earlier word on who it is stands, the later request is the last."""
     later = max(one, other, key=lambda each: each.last)
-    return replace(
+    return structs.replace(
         later,
         macs=tuple(sorted({*one.macs, *other.macs})) if len({*one.macs, *other.macs}) <= _MOST_MACS else one.macs,
         uuid=one.uuid or other.uuid,
@@ -252,8 +252,7 @@ _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundInterface:
+class FoundInterface(Struct, frozen=True, kw_only=True):
     """A network interface with a MAC address of its own."""
 
     mac: MacAddress
@@ -261,8 +260,7 @@ class FoundInterface:
     link: bool | None = None  # whether a cable was found in it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundDisk:
+class FoundDisk(Struct, frozen=True, kw_only=True):
     """A disk, as the image's kernel calls it."""
 
     name: str
@@ -271,8 +269,7 @@ class FoundDisk:
     serial: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True, kw_only=True):
     """What is known of a machine besides who it is."""
 
     interfaces: tuple[FoundInterface, ...]
@@ -285,7 +282,7 @@ class Findings:
     memory_mib: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        facts = asdict(self)
+        facts: dict[str, Any] = to_builtins(self)
         facts["memoryMiB"] = facts.pop("memory_mib")
         return _present(
             {

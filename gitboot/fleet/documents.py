@@ -6,10 +6,11 @@ import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
@@ -108,8 +109,7 @@ class AllUnread:
         return any(each in self._unknown or (each, name) in self._names for each in (kind, None))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParsedBlob:
+class ParsedBlob(Struct, frozen=True, kw_only=True):
     """The documents of one blob, at whatever path: its resources, and its problems without their path."""
 
     resources: tuple[tuple[int, Resource], ...]  # (index of the document, resource)

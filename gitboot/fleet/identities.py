@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository
 from gitboot.model.scalars import (
@@ -115,8 +116,7 @@ class LostIdentity(NamedTuple):
         return self.kind, self.value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BmcAccess:
+class BmcAccess(Struct, frozen=True, kw_only=True):
     """Where a BMC is reached, how it is trusted, and the name of its credentials, never their value."""
 
     address: str
@@ -138,8 +138,7 @@ class BmcAccess:
         return place_of(self.address, self.system)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """The identity of a machine, as its Server document states it."""
 
     uuid: SystemUuid
@@ -159,8 +158,7 @@ class Machine:
             yield "BMC", "".join(filter(None, self.bmc.place))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moves:
+class Moves(Struct, frozen=True, kw_only=True):
     """Machines that move between one site and the others. The instance of a site has no records of the other sites."""
 
     arrived: tuple[SystemUuid, ...] = ()  # from another site

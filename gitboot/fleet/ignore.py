@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexdigits, punctuation
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.fleet.documents import START, oversized, problem_at
 from gitboot.fleet.revision import Irregular, Oversized, Snapshot
@@ -195,8 +196,7 @@ class AnyFolders(NamedTuple):
 Token = One | Star | AnyFolders
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pattern:
+class Pattern(Struct, frozen=True, kw_only=True):
     """The pattern of one line."""
 
     tokens: tuple[Token, ...]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.fleet.revision import BlobId, Revision
 from gitboot.fleet.yaml import Place, locate
@@ -38,8 +39,7 @@ class Origin(NamedTuple):
     document: int  # which of its file, 0-based
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetRepository:
+class FleetRepository(Struct, frozen=True, kw_only=True):
     """One valid revision: every resource by name, in name order, and the files that they use."""
 
     revision: Revision

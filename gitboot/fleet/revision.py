@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
+
+from msgspec import Struct, field
 
 
 class Verify(StrEnum):
@@ -72,8 +73,7 @@ class Oversized(Exception):
         super().__init__(f"{size:,} bytes")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     """The files of one revision below the fleet's root: what is there, and how to read it."""
 
     revision: Revision

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain, groupby, islice
 from operator import is_
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import (
@@ -40,8 +42,7 @@ from gitboot.problems import MAX_KEPT, Code, Problem, first
 from gitboot.text import near
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedFile:
+class LoadedFile(Struct, frozen=True, kw_only=True):
     """The documents of one file, and what the checks across files compare."""
 
     blob: BlobId
@@ -77,8 +78,7 @@ class FileBatch:
         return counts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True, kw_only=True):
     """A valid revision."""
 
     snapshot: Snapshot
@@ -88,8 +88,7 @@ class Loaded:
     repository: FleetRepository
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Flawed:
+class Flawed(Struct, frozen=True, kw_only=True):
     """A revision that is not valid, as far as gitboot can look at it."""
 
     problems: tuple[Problem, ...]
@@ -123,7 +122,7 @@ def load_revision(
     """
     listing = listing or list_files(snapshot, before)
     # A file is read to parse it, and again to locate problems: usually the same one.
-    snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
+    snapshot = structs.replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
     cache, known = {} if cache is None else cache, before.files if before is not None else {}
     blobs, blobs_before = snapshot.blobs, before.snapshot.blobs if before is not None else {}
     found = {}
@@ -202,7 +201,7 @@ def _unchanged(snapshot: Snapshot, batches: Sequence[FileBatch], before: Loaded 
     blobs, known = snapshot.blobs, before.snapshot.blobs
     if blobs is not known and any(blobs.get(path) != known.get(path) for path in before.repository.files):
         return None
-    return replace(before.repository, revision=snapshot.revision, read=snapshot.read)
+    return structs.replace(before.repository, revision=snapshot.revision, read=snapshot.read)
 
 
 def _valid_repository(
@@ -458,7 +457,7 @@ class Draft:
         self._twice: set[Id] = set()
 
     def add(self, path: str, parsed: ParsedBlob) -> None:
-        self.problems += (replace(problem, path=path) for problem in parsed.problems)
+        self.problems += (structs.replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)
         for each in parsed.unread:
@@ -522,8 +521,7 @@ class Draft:
 Spot = tuple[Origin, Path]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Remark:
+class Remark(Struct, frozen=True, kw_only=True):
     """A problem of a resource before gitboot has looked up its line."""
 
     spot: Spot

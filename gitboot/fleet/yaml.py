@@ -13,10 +13,10 @@ import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+from msgspec import Struct
 from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
 from yaml.error import MarkedYAMLError
 from yaml.events import (
@@ -62,8 +62,7 @@ class Place(NamedTuple):
     column: int  # 1-based, in characters
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
+class Document(Struct, frozen=True, kw_only=True):
     value: dict[str, Value]
     index: int  # 0-based among the documents of its file, not counting empty ones
 

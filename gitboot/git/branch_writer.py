@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pygit2
+from msgspec import structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import UsageError
@@ -93,7 +93,7 @@ class OwnedBranch:
         self._carry_out("push", accepted=expected, pushed=commit)
 
     def _carry_out(self, work: Work, **more: Any) -> Arrived:
-        remote = replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
+        remote = structs.replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
         return self._fetching.carry_out(Order(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager

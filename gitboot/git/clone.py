@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import pygit2
+from msgspec import structs
 
 from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
@@ -214,7 +214,7 @@ class Source:
         """
         followed, remote = self._followed, self._remote
         if self._read_credentials is not None:
-            remote = replace(remote, credentials=self._read_credentials())
+            remote = structs.replace(remote, credentials=self._read_credentials())
         if self._record is None:
             return followed, remote
         followed = followed or self._record.read()  # of a write whose outcome was unknown
@@ -263,7 +263,7 @@ def detached(remote: Remote) -> str:
 
 
 def _with_reference(remote: Remote, followed: FollowedBranch | None) -> Remote:
-    return replace(remote, reference=followed.reference) if followed is not None else remote
+    return structs.replace(remote, reference=followed.reference) if followed is not None else remote
 
 
 def _sweep(clone: Path, but: str | None = None) -> None:
@@ -304,7 +304,7 @@ class Reader:
         self._blobs = Blobs(self._clone)
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
-        return replace(_snapshot(self._clone, revision, previous), read=self.read)
+        return structs.replace(_snapshot(self._clone, revision, previous), read=self.read)
 
     def read(self, blob: BlobId) -> bytes:
         return self._blobs(blob)

@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from itertools import islice
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pygit2
+from msgspec import Struct
 from pygit2.enums import DiffOption, SortMode
 
 from gitboot.errors import InvalidRepository, UsageError
@@ -45,8 +45,7 @@ from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """A commit, and the tree that the fleet is in it."""
 
     commit: CommitSummary
@@ -87,8 +86,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommitSummary:
+class CommitSummary(Struct, frozen=True, kw_only=True):
     """Who made a commit, when and why."""
 
     revision: Revision
@@ -334,16 +332,14 @@ def acknowledging_content(
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passed:
+class Passed(Struct, frozen=True, kw_only=True):
     """One commit of the first-parent line from BASE to HEAD, and its fleet."""
 
     merge: Merge
     snapshot: Callable[[], Snapshot]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
+class Range(Struct, frozen=True, kw_only=True):
     """Two snapshots of one fleet, and what the commits between them say."""
 
     base: Snapshot

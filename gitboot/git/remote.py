@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
@@ -17,6 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 import pygit2
+from msgspec import Struct
 from pygit2.enums import CredentialType
 
 from gitboot.child_processes import limited_files
@@ -47,8 +47,7 @@ class SshKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return f"SshKey(private_key={self.private_key!r})"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Remote:
+class Remote(Struct, frozen=True, kw_only=True):
     """Where the fleet is fetched from, and which of its commits; raises `UsageError` where that cannot be."""
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path

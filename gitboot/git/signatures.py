@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import pygit2
+from msgspec import Struct
 
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import SourceError, UsageError
@@ -155,8 +155,7 @@ def _fault_of_tag(revision: Revision, signer: Signer | Distrusted | None) -> Pro
     return None if isinstance(signer, Signer) else Code.UNTRUSTED.problem(message)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrustedKeys:
+class TrustedKeys(Struct, frozen=True, kw_only=True):
     """Where the public keys are that signatures count of."""
 
     allowed_signers: Path | None = None  # of people, as ssh-keygen(1) reads it

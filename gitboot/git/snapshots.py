@@ -8,7 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from stat import S_ISREG
 from typing import Final, TypeVar
 
 import pygit2
+from msgspec import structs
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository, SourceError, UsageError
@@ -74,7 +74,7 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     found = Snapshot(revision=revision, blobs=blobs, read=Blobs(repository), irregular=irregular, folder=folder)
     if previous is None or base is None:
         return found
-    return replace(
+    return structs.replace(
         found,
         blobs=_amended(previous.blobs, blobs, changed),
         irregular=_amended(previous.irregular, irregular, changed),

@@ -6,11 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final
 from urllib.parse import quote, urljoin, urlsplit
+
+from msgspec import Struct
 
 from gitboot.importers.inventory import is_secret
 from gitboot.resolve.server_decision import Boot, BootFile
@@ -29,8 +30,7 @@ class Likeness(StrEnum):
 _OF_A_REQUEST = frozenset({"ipa-global-request-id"})  # Ironic's, another at each deployment
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contrast:
+class Contrast(Struct, frozen=True, kw_only=True):
     """One server's comparison; values that look like secrets are not shown."""
 
     server: str
@@ -141,8 +141,7 @@ _STEPS: Final = 10_000  # lines that are looked at
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asker:
+class Asker(Struct, frozen=True, kw_only=True):
     """The machine that asks."""
 
     name: str
@@ -168,8 +167,7 @@ class Asker:
         return known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OldBoot:
+class OldBoot(Struct, frozen=True, kw_only=True):
     """What a script boots; no kernel: the disk, or what it chains to."""
 
     kernel: str | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct, structs
 
 from gitboot.importers.inventory import (
     Estate,
@@ -48,8 +48,7 @@ IGNORE: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True, kw_only=True):
     """One machine or boot as it was written, with all that is to be said of it."""
 
     kind: str
@@ -58,8 +57,7 @@ class Imported:
     remarks: tuple[ImportRemark, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedFleet:
+class ImportedFleet(Struct, frozen=True, kw_only=True):
     """The files, by path, and the report on them."""
 
     files: Mapping[str, str]
@@ -98,7 +96,7 @@ def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             name = f"{name_of(own)}-{number}"
         if name != own:
             why = "is another's, too" if name_of(own) == own else "is none of a document"
-            each = replace(each, remarks=(*each.remarks, guessed(f"its name: the source's {own} {why}")))
+            each = structs.replace(each, remarks=(*each.remarks, guessed(f"its name: the source's {own} {why}")))
         found[name] = each
     return found
 
@@ -121,7 +119,7 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
             addresses = tuple(
                 each for each in nic.addresses if not _taken(f"address {each.partition('/')[0]}", name, owners, remarks)
             )
-            nics.append(replace(nic, addresses=addresses))
+            nics.append(structs.replace(nic, addresses=addresses))
         if uuid is not None and _taken(f"UUID {uuid}", name, owners, remarks):
             uuid = None
         serial, bmc = machine.serial, machine.bmc
@@ -133,8 +131,10 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
         if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
         if bmc is not None and bmc.credentials == f"{name_of(machine.name)}-bmc":
-            bmc = replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
-        found[name] = replace(machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks))
+            bmc = structs.replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
+        found[name] = structs.replace(
+            machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
+        )
     return found
 
 
@@ -245,7 +245,7 @@ def _boot_files(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[
     }
     policy = {"select": "None", "profile": name, "networkBoot": "Once"}
     files = {
-        _path(folder, name, pending): _document(replace(item, kind=kind), about, spec, {})
+        _path(folder, name, pending): _document(structs.replace(item, kind=kind), about, spec, {})
         for folder, kind, about, spec in (
             ("images", "BootImage", "Its digests are of the files that the old system serves.", image),
             ("profiles", "BootProfile", "How a machine boots it.", profile),
@@ -352,8 +352,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewServer:
+class NewServer(Struct, frozen=True, kw_only=True):
     """What is known of a machine before anybody has described it."""
 
     macs: Mapping[MacAddress, str | None]  # with the names of the interfaces, as far as they are known

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_interface
@@ -14,6 +13,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
+from msgspec import Struct, field
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import (
@@ -282,8 +282,7 @@ lost: Final = partial(ImportRemark, ImportFate.LOST)
 missing: Final = partial(ImportRemark, ImportFate.MISSING)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedNic:
+class ImportedNic(Struct, frozen=True, kw_only=True):
     """A network interface."""
 
     mac: MacAddress
@@ -292,8 +291,7 @@ class ImportedNic:
     boot: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedBmc:
+class ImportedBmc(Struct, frozen=True, kw_only=True):
     """A BMC that speaks Redfish or IPMI; user and password are never taken."""
 
     address: str
@@ -302,16 +300,14 @@ class ImportedBmc:
     verify: bool = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedData:
+class ImportedData(Struct, frozen=True, kw_only=True):
     """User data that needs no translation."""
 
     format: str  # as a BootProfile says it
     text: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedMachine:
+class ImportedMachine(Struct, frozen=True, kw_only=True):
     """A machine, as far as the source knows it."""
 
     name: str  # as the source has it
@@ -329,8 +325,7 @@ class ImportedMachine:
     remarks: tuple[ImportRemark, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedBoot:
+class ImportedBoot(Struct, frozen=True, kw_only=True):
     """Something that the source boots machines by: a kernel, or a uki."""
 
     name: str
@@ -348,8 +343,7 @@ class ImportedBoot:
         return tuple(url for url in (self.kernel, *self.initrds, self.rootfs, self.uki) if url)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estate:
+class Estate(Struct, frozen=True, kw_only=True):
     """All that a source says."""
 
     machines: tuple[ImportedMachine, ...] = ()
@@ -357,8 +351,7 @@ class Estate:
     remarks: tuple[ImportRemark, ...] = ()  # about no machine and no boot
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Supplement:
+class Supplement(Struct, frozen=True, kw_only=True):
     """UUIDs by MAC address or name, digests by the path of a file."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
@@ -34,8 +35,7 @@ class Request(NamedTuple):
     facts: Mapping[str, Any]  # JSON values
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(Struct, frozen=True):
     """No commit is accepted, and nothing set, until an instant."""
 
     who: str
@@ -72,8 +72,7 @@ class Withheld(NamedTuple):
     servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True, kw_only=True):
     """What a ledger says about itself."""
 
     identity: str

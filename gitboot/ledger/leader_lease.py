@@ -11,10 +11,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+from msgspec import Struct, field
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LeaseLost
@@ -75,8 +76,7 @@ class Leased(NamedTuple):
     until: str  # by the clock of the server
 
 
-@dataclass(slots=True)
-class HeldLease:
+class HeldLease(Struct):
     """A lease as its instance sees it."""
 
     lease: Lease

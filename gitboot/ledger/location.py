@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
+
+from msgspec import Struct
 
 from gitboot.errors import UsageError
 from gitboot.files import write_whole
@@ -19,8 +20,7 @@ _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PostgresAddress:
+class PostgresAddress(Struct, frozen=True, kw_only=True):
     """A database of a PostgreSQL, as libpq takes it; its password is in a file of its own."""
 
     url: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
@@ -30,7 +32,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_plan import Offer
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Struct)
 
 
 def instant(text: str) -> datetime:
@@ -42,12 +44,14 @@ def instant_or_none(text: str | None) -> datetime | None:
 
 
 def json_of(value: object) -> str:
-    """Return a value as JSON. Instants become text; a dataclass becomes its fields, under their own names."""
+    """Return a value as JSON. Instants become text; a structure becomes its fields, under their own names."""
     return json.dumps(value, sort_keys=True, default=_plain)
 
 
 def _plain(value: Any) -> Any:
-    return format_instant(value) if isinstance(value, datetime) else asdict(value)
+    if isinstance(value, datetime):
+        return format_instant(value)
+    return structs.asdict(value) if isinstance(value, Struct) else asdict(value)
 
 
 def json_or_none(value: object) -> str | None:
@@ -62,12 +66,12 @@ def json_value(text: str) -> dict[str, Any]:
 
 
 def parse(kind: type[T], text: str, **more: object) -> T:
-    """Return a dataclass from the JSON that `json_of` made of it, with ``more`` fields.
+    """Return a structure from the JSON that `json_of` made of it, with ``more`` fields.
 
     Raises ValueError or TypeError for other JSON. The fields of a newer gitboot would get lost.
     """
     found = {**json_value(text), **more}
-    if not found.keys() <= {each.name for each in fields(cast(Any, kind))}:
+    if not found.keys() <= set(kind.__struct_fields__):
         raise TypeError(f"expected the fields of {kind.__name__}")
     return convert(found, kind)
 
@@ -178,7 +182,7 @@ def override(row: Sequence[Any]) -> OverrideRecord:
     )
 
 
-_OFFER: Final = tuple(each.name for each in fields(Offer) if each.name != "plan")  # which is its key
+_OFFER: Final = tuple(name for name in Offer.__struct_fields__ if name != "plan")  # which is its key
 
 
 def of_offer(offer: Offer) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from msgspec import Struct
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
@@ -108,8 +109,7 @@ _PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SchemaField:
+class SchemaField(Struct, frozen=True, kw_only=True):
     """A field of a kind, for people to read."""
 
     path: str  # spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping

@@ -10,12 +10,13 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
 from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar
+
+from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import NEW_FILE, open_lock, take
@@ -65,8 +66,7 @@ class _Written(NamedTuple):
     file: os.stat_result
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TreeModes:
+class TreeModes(Struct, frozen=True, kw_only=True):
     """The permissions of a tree. They are the same under any umask."""
 
     folder: int = 0o755

@@ -8,13 +8,14 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from math import isqrt
 from pathlib import Path
 from random import Random
 from stat import S_IMODE
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.errors import PublishError
 from gitboot.files import NEW_FILE
@@ -259,8 +260,7 @@ class Fresh:
 # Whether file systems have room for a tree that begins with nothing
 
 
-@dataclass(slots=True)
-class _Need:
+class _Need(Struct):
     """What files take of a file system; of many servers, as far as that follows from some."""
 
     inodes: float = 0

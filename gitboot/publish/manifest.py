@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
+
+from msgspec import Struct
 
 from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import Listed
@@ -22,8 +23,7 @@ FORMAT: Final = 2
 Digests = Mapping[str, str]  # sha256 by name
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stamp:
+class Stamp(Struct, frozen=True, kw_only=True):
     """Of what a tree was made, and for whom."""
 
     commit: str
@@ -31,8 +31,7 @@ class Stamp:
     ledger: str  # the identity of the instance that owns the tree
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """What ``manifest.json`` says."""
 
     stamp: Stamp
@@ -40,8 +39,7 @@ class Head:
     shared: str | None  # of the listing of shared files; None: there is none
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True, kw_only=True):
     """What a tree says of all its files."""
 
     stamp: Stamp

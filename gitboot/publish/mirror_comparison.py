@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from functools import partial
@@ -14,6 +13,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
+
+from msgspec import Struct, field, structs
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
@@ -52,8 +53,7 @@ _LATER: Final = "it counts at another time"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirrorReport:
+class MirrorReport(Struct, frozen=True, kw_only=True):
     """A mirror as it compares with a published tree, or with its signed list."""
 
     findings: tuple[MirrorFinding, ...]  # sorted by path, those of the list first
@@ -355,7 +355,7 @@ class WebMirror:
                 while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
                     digest.update(chunk)
                     size += len(chunk)
-                return replace(found, sha256=digest.hexdigest(), has_body=size > 0)
+                return structs.replace(found, sha256=digest.hexdigest(), has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
             return MirrorAnswer(status=0, trouble=str(error))
 
@@ -397,8 +397,7 @@ class MirrorFault(StrEnum):
     UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirrorFile:
+class MirrorFile(Struct, frozen=True, kw_only=True):
     """A published file that a mirror is to have, and how it turns."""
 
     path: str  # below boot/
@@ -422,8 +421,7 @@ class MirrorFile:
         return kind is not None and kind.role in (Role.ENTRY, Role.OFFER)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirrorAnswer:
+class MirrorAnswer(Struct, frozen=True, kw_only=True):
     """What a mirror answers for a path, as far as was asked; None: it does not say, or was not asked."""
 
     status: int
@@ -443,8 +441,7 @@ class MirrorAnswer:
         return 200 <= self.status < 400
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirrorFinding:
+class MirrorFinding(Struct, frozen=True, kw_only=True):
     path: str
     fault: MirrorFault
     message: str

@@ -7,13 +7,14 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from inspect import getsource
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
@@ -152,8 +153,7 @@ class BucketStore(MirrorStore):
                 raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepairReport:
+class RepairReport(Struct, frozen=True, kw_only=True):
     """What a repair did, and what it left."""
 
     files: int  # that were compared

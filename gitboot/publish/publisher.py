@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec import Struct, structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
@@ -34,8 +35,7 @@ from gitboot.render.plan_and_record_files import AS_IT_WAS, PartFiles
 from gitboot.status.work_progress import Told, counted, unheard
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Published:
+class Published(Struct, frozen=True, kw_only=True):
     """What a publication did to a tree; paths are sorted."""
 
     written: tuple[str, ...]
@@ -201,7 +201,7 @@ class Directory:
             self._tree = Tree(self._disk)
         wanted = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
         if self._owed is not None and not complete:
-            wanted = replace(
+            wanted = structs.replace(
                 self._owed,
                 servers={**self._owed.servers, **servers},
                 shared=self._owed.shared if shared is None else shared,
@@ -219,7 +219,7 @@ class Directory:
             if is_bare(self._disk, self._tree):
                 filled = fill(self._disk, self._tree, wanted, stamp, at, self._told)
             if filled is None:
-                wanted = self._owed = replace(wanted, servers=dict(wanted.servers.items()))
+                wanted = self._owed = structs.replace(wanted, servers=dict(wanted.servers.items()))
                 done, changed = self._change(wanted, stamp, at)
                 listings = {server: listing_in(wanted.servers.get(server), server) for server in changed}
             else:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import read_private
@@ -114,8 +114,7 @@ class _Named(NamedTuple):
     size: int  # bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListState:
+class ListState(Struct, frozen=True, kw_only=True):
     """The list of a tree, but for the content of its bins."""
 
     version: int  # of the timestamp
@@ -437,8 +436,7 @@ class KeyNotInRoot(UsageError):
     """The newest root metadata does not name the publication key."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ListKeys:
+class ListKeys(Struct, frozen=True, kw_only=True):
     """The publication key, and the metadata by which readers trust it."""
 
     keyid: str

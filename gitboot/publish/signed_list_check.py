@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
@@ -100,7 +101,7 @@ def compare_with_list(
             return reader.files(newer, now, listed)[0]
 
         report = compare_files(mirror, files, look_again, pool, begun, done)
-    return replace(
+    return structs.replace(
         report,
         findings=sorted_findings([*found, *listed, *report.findings]),
         files=report.files + hidden,

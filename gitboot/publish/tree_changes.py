@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, InTheWay, TreeModes, holds, is_file
@@ -57,8 +58,7 @@ GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that
 _SHOWN: Final = 10  # of the paths in the way
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True, kw_only=True):
     """What a publication is to bring a tree to."""
 
     servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
@@ -87,8 +87,7 @@ class Publication:
         return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
 
 
-@dataclass(kw_only=True, slots=True)
-class TreeChanges:
+class TreeChanges(Struct, kw_only=True):
     """What one publication does; paths are sorted, but for states."""
 
     at: datetime  # UTC, in whole seconds

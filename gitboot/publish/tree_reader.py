@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_whole
@@ -68,8 +69,7 @@ _S = TypeVar("_S")
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     path: str
     expected: str
     found: str
@@ -317,8 +317,7 @@ def damaged(disk: Disk, path: str) -> PublishError:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OlderTree:
+class OlderTree(Struct, frozen=True, kw_only=True):
     """What a manifest of version 1 says."""
 
     stamp: Stamp
@@ -396,8 +395,7 @@ ALL: Final = ""  # stands for a server where the files of all are meant, or thos
 PARTS: Final = "/"  # where those are meant that are in parts, all of them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inventory:
+class Inventory(Struct, frozen=True, kw_only=True):
     """Each server's state, and the content that it names; and the listing of the files that are no server's."""
 
     states: Mapping[str, str]  # sha256 by server

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from gitboot.model.fleet import Output
 from gitboot.model.server import Lifecycle, Loader
@@ -254,8 +255,7 @@ def _in_quotes(url: str) -> str:
     return f'"{url}"'
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True, kw_only=True):
     """One interface."""
 
     mac: str  # with colons
@@ -298,8 +298,7 @@ class Platform(StrEnum):
     AARCH64 = "aarch64"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Client:
+class Client(Struct, frozen=True, kw_only=True):
     """How a machine asks by DHCP: option 93, of DHCPv6 61 (IANA: Processor Architecture Types, RFC 5970)."""
 
     name: str
@@ -333,8 +332,7 @@ LOADERS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mirror:
+class Mirror(Struct, frozen=True, kw_only=True):
     """Where machines fetch from: the fleet's base URL, or a site's own."""
 
     site: str | None  # None: for machines at no site
@@ -365,8 +363,7 @@ def mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
     return (Mirror(site=None, base_url=decisions.base_url), *sites)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoaderOffer:
+class LoaderOffer(Struct, frozen=True, kw_only=True):
     """What a client's machines are given."""
 
     client: Client

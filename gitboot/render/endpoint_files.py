@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from msgspec import Struct
 
 from gitboot.jsonio import canonical, format_instant
 from gitboot.render.paths import (
@@ -74,8 +75,7 @@ class Turn(NamedTuple):
     in_window: bool = False  # whether a maintenance says so
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishedServer:
+class PublishedServer(Struct, frozen=True, kw_only=True):
     """One server's state; all of its paths turn by it together."""
 
     server: str
@@ -223,8 +223,7 @@ TERMS_FORMAT: Final = 1
 Networks = tuple[IPv4Network | IPv6Network, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class Terms(Struct, frozen=True, kw_only=True):
     """What holds for every boot that an endpoint gives."""
 
     clients: Networks = ()  # from where machines boot; (): from anywhere
@@ -295,16 +294,14 @@ class FileVersion(NamedTuple):
     size: int  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WindowEnd:
+class WindowEnd(Struct, frozen=True):
     """What a copy turns its files to at the end of a maintenance window if nobody copies the tree any more."""
 
     since: datetime
     files: Mapping[str, File | None]  # by path below the output directory, those that change; None: the file goes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True, kw_only=True):
     """The files of one server, or the files that belong to no server."""
 
     server: str | None  # None: the files belong to no server

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from gitboot.jsonio import facts, format_instant
 from gitboot.model.scalars import SystemUuid
@@ -100,8 +101,7 @@ def summary(
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartFiles:
+class PartFiles(Struct, frozen=True, kw_only=True):
     """Such files, as far as they may have changed."""
 
     files: Files = field(default_factory=dict)

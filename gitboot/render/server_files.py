@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import Digest
@@ -66,8 +68,7 @@ from gitboot.resolve.server_plan import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class About:
+class About(Struct, frozen=True, kw_only=True):
     """What a commit says of a server that decides nothing: operators and the network find it by this."""
 
     site: str | None = None
@@ -78,8 +79,7 @@ class About:
     written: Written | None = None  # where that is written, for the page
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerState:
+class ServerState(Struct, frozen=True, kw_only=True):
     """One server as it was planned last; its files are made of this where they are asked for, see `rendered`."""
 
     decision: Decision
@@ -138,8 +138,7 @@ class ServerState:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RenderedState(ServerState):
+class RenderedState(ServerState, frozen=True, kw_only=True):
     """The same with its files."""
 
     files: Mapping[str, File]  # all of the server's: its state, and what comes next, included
@@ -161,7 +160,7 @@ class RenderedState(ServerState):
         }
 
 
-_OF_A_STATE: Final = tuple(each.name for each in fields(ServerState))
+_OF_A_STATE: Final = ServerState.__struct_fields__
 
 # How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
 # and, what matters more, ends them.
@@ -226,7 +225,7 @@ def planned(
     )
     if (turns_at := keys.turns_after(at)) is None or not state.tokens:
         return state
-    return replace(state, refresh_at=min(filter(None, (refresh_at, turns_at))))
+    return structs.replace(state, refresh_at=min(filter(None, (refresh_at, turns_at))))
 
 
 def _end_within_an_hour(
@@ -278,7 +277,7 @@ def limited_to(
         return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
 
     later = tuple((since, limited(plan)) for since, plan in state.later)
-    return replace(state, plan=limited(state.plan), later=later)
+    return structs.replace(state, plan=limited(state.plan), later=later)
 
 
 def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import lookup_uuids
@@ -28,8 +29,7 @@ _SP: Final = b"SP\x07\x01\xbe\xef\x00"  # that records go on with what SUSP says
 _ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # and which extension that is
 
 
-@dataclass(frozen=True, slots=True)
-class _Spelling:
+class _Spelling(Struct, frozen=True):
     """How one of the disc's two trees spells names, and what its records have behind them."""
 
     spell: Callable[[str, bool], bytes]  # a name, and whether it is a folder's

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
+from msgspec import Struct, field
 from msgspec.json import decode
 
 from gitboot.fleet.documents import sealed
@@ -35,8 +36,7 @@ from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, UserDataF
 from gitboot.resolve.templates import TemplateFault
 
 
-@dataclass(frozen=True, slots=True)
-class _SharedBoot:
+class _SharedBoot(Struct, frozen=True):
     """What boots have in common that differ at most in their servers and in files: everything but their texts."""
 
     boot: Boot

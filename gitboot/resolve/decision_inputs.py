@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from gitboot.fleet.resources import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
@@ -29,8 +30,7 @@ from gitboot.resolve.secret_scan import allowance
 from gitboot.text import some
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FleetTerms:
+class FleetTerms(Struct, frozen=True, kw_only=True):
     """The fields of a Fleet that the decision of each server depends on."""
 
     name: str
@@ -49,8 +49,7 @@ class FleetTerms:
         return Output.MIRROR in self.outputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BootInputs:
+class BootInputs(Struct, frozen=True, kw_only=True):
     """What a profile boots, and the files that the profile names."""
 
     profile: BootProfile
@@ -62,16 +61,14 @@ class BootInputs:
     allowances: Mapping[str, str]  # why the author allows a secret, by the field of the profile in which it is
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MaintenanceInputs:
+class MaintenanceInputs(Struct, frozen=True, kw_only=True):
     """A maintenance, and what it boots."""
 
     maintenance: Maintenance
     boot: BootInputs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedInputs:
+class SharedInputs(Struct, frozen=True, kw_only=True):
     """Everything that the decisions of similar servers have in common."""
 
     fleet: FleetTerms
@@ -91,8 +88,7 @@ class SharedInputs:
         return self.sites[0] if self.sites else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerInputs:
+class ServerInputs(Struct, frozen=True, kw_only=True):
     """Everything that the decision of one server is made of."""
 
     server: Server
@@ -193,8 +189,7 @@ WITHOUT_HTTPS: Final = (
 LOADER_OUTPUTS: Final = OF_IPXE.union(*(outputs for _, outputs in WITHOUT_HTTPS))  # that boot scripts are for
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Choice:
+class _Choice(Struct, frozen=True, kw_only=True):
     """The policy of servers that the same selectors select, and what they share by pin and rollout."""
 
     chosen: list[object]  # policies, maintenances, sites, hardware, holds, and rollouts that select them

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from gitboot.fleet.layered_dict import differing
 from gitboot.fleet.resources import FleetRepository, Id
@@ -40,8 +41,7 @@ from gitboot.resolve.server_decision import Decision, Written
 from gitboot.resolve.server_plan import BootPlan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True, kw_only=True):
     """One field of what a server boots, and where it is written."""
 
     field: str  # image, kernelArguments[0], vars.console …
@@ -56,8 +56,7 @@ class Reason:
     steps: tuple[Step, ...] = ()  # to the value in the resource's document
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """All reasons for one server at one instant, in the order in which the rules decide; and who lost."""
 
     server: str
@@ -74,7 +73,7 @@ def explain(
     for each in explaining.reasons():
         if each.resource is not None:
             file, place = repository.place(Id(*each.resource.split("/", 1)), *each.steps)
-            each = replace(each, path=file, line=place.line, column=place.column)
+            each = structs.replace(each, path=file, line=place.line, column=place.column)
         reasons.append(each)
     return Explanation(server=decision.server, reasons=tuple(reasons), lost=tuple(explaining.lost))
 
@@ -139,7 +138,7 @@ class _Explaining:
             yield from self.under_policy(chosen)
         for each in self._decision.maintenances:
             for reason in self.under_maintenance(self._repository.maintenances[each.name]):
-                yield replace(reason, under=each.name)
+                yield structs.replace(reason, under=each.name)
 
     def whose(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
@@ -274,8 +273,7 @@ class DocumentLocation(NamedTuple):
     lines: dict[str, int]  # by the JSON pointer (RFC 6901) of the value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceLocations:
+class SourceLocations(Struct, frozen=True, kw_only=True):
     """The places of the documents of a commit."""
 
     servers: Mapping[str, ServerLocation] = field(default_factory=dict)  # by the name of the server

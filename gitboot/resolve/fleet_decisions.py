@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
@@ -83,8 +84,7 @@ def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> Dec
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decided:
+class Decided(Struct, frozen=True, kw_only=True):
     """The decisions of a commit, and where the findings of its servers are placed."""
 
     repository: FleetRepository

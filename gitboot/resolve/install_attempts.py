@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct, field
 
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
@@ -275,8 +277,7 @@ class Known(StrEnum):
     UNKNOWN = "unknown"  # never installed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Newcomer:
+class Newcomer(Struct, frozen=True, kw_only=True):
     """What is known of a server without a record, and why."""
 
     known: Known

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
@@ -40,8 +41,7 @@ class Lost(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Won(Generic[T]):
+class Won(Struct, Generic[T], frozen=True):
     """What a rule chose, why, and over whom."""
 
     winner: T
@@ -49,8 +49,7 @@ class Won(Generic[T]):
     lost: tuple[Lost, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True, kw_only=True):
     """A policy with what it inherits."""
 
     name: str
@@ -207,8 +206,7 @@ def maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) 
     return streams[profile.spec.stream].spec.current
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptOut:
+class OptOut(Struct, frozen=True, kw_only=True):
     """A pin or a hold, and where it is written."""
 
     what: str  # the pin of web01, a hold of flatcar-stable
@@ -276,8 +274,7 @@ def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BootSource:
+class BootSource(Struct, frozen=True, kw_only=True):
     """What one boot is composed of."""
 
     image: BootImage

@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
+from msgspec import Struct
+
 from gitboot.errors import UsageError
 from gitboot.jsonio import LEFT_OUT, Digest, canonical, facts, format_instant, named
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
@@ -278,8 +280,7 @@ class Failure(NamedTuple):
         return " ".join([f"{self.client} said so at {format_instant(self.at)}", *(f'("{line}")' for line in last)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class InstallAttempt:
+class InstallAttempt(Struct, frozen=True, kw_only=True):
     """One attempt at an installation."""
 
     key: str  # the provision key

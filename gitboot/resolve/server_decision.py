@@ -12,6 +12,8 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from gitboot.errors import InvalidRepository
 from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, named, written_by
 from gitboot.model.boot_image import ConfigFrom
@@ -32,8 +34,7 @@ from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Serv
 from gitboot.problems import DatedProblem, Problem, Severity, holding
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decisions:
+class Decisions(Struct, frozen=True, kw_only=True):
     """What a commit says about every server, and about machines that it does not know."""
 
     revision: str
@@ -436,8 +437,7 @@ class OverrideEnabled(StrEnum):
     CONTINUOUS = "Continuous"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Nic:
+class Nic(Struct, frozen=True, kw_only=True):
     """One interface: its MAC address and what IP addresses it is given."""
 
     mac: MacAddress
@@ -445,8 +445,7 @@ class Nic:
     boots: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     """One server's interfaces, and whose mirror is near."""
 
     server: str
@@ -479,8 +478,7 @@ def idle(host: Host) -> tuple[MacAddress, ...]:
     return tuple(nic.mac for nic in host.nics if not nic.boots)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
+class Written(Struct, frozen=True, kw_only=True):
     """The documents that set the fields of a server. They follow from the commit alone, and decide nothing."""
 
     stream: str | None  # whose images its policy follows

@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from gitboot.jsonio import LEFT_OUT, UNLESS_DEFAULT, Digest, digest, facts, format_instant, named
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
@@ -100,8 +102,7 @@ WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Caus
 UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True, kw_only=True):
     """A boot that was published: what its being made would meet."""
 
     plan: Digest  # or the token by which what is fetched, or reported, names it

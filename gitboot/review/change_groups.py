@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, facts
@@ -23,8 +24,7 @@ _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server i
 RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeCause:
+class ChangeCause(Struct, frozen=True, kw_only=True):
     """A document or file that a group of servers changes by."""
 
     id: Id
@@ -44,8 +44,7 @@ class ChangeCause:
         return self.id.name if self.id.kind == "file" else str(self.id)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outlier:
+class Outlier(Struct, frozen=True, kw_only=True):
     """In what a group is unlike a larger group, whose servers change by the same causes in the same fields."""
 
     than: str  # the first server of the larger group
@@ -53,8 +52,7 @@ class Outlier:
     missing: tuple[str, ...]  # lines that only the larger group has
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """Servers that change alike, by the same causes: their rendered differences are equal but for own values."""
 
     causes: tuple[ChangeCause, ...]
@@ -268,8 +266,7 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
 _UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at them, but a template may
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     key: Id  # what says so: BootPolicy/web, Maintenance/memory-test
     profile: str
     boot: Boot | None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
+
+from msgspec import Struct, structs
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.review.decision_changes import Side, compare
@@ -22,8 +24,7 @@ def _ignore(old: int, new: int) -> None:
     """Do nothing about a position that is reached."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Leg:
+class Leg(Struct, frozen=True, kw_only=True):
     """One commit of the first-parent line since the accepted one."""
 
     revision: str
@@ -31,8 +32,7 @@ class Leg:
     messages: tuple[Message, ...]  # of it, and of all commits that it brought in
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Hop:
+class Hop(Struct, frozen=True, kw_only=True):
     """From one position to another: 0 is the accepted commit, n the n-th leg."""
 
     old: int
@@ -40,8 +40,7 @@ class Hop:
     verdict: Verdict
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class Way(Struct, frozen=True, kw_only=True):
     """How far the newest commit can be accepted."""
 
     hops: tuple[Hop, ...]  # that no guard holds, one after the other
@@ -81,7 +80,10 @@ def way(
     """
     if len(legs) > MAX_STEPS:
         messages = tuple(message for leg in legs for message in leg.messages)
-        legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
+        legs = (
+            *(structs.replace(leg, valid=False, messages=()) for leg in legs[:-1]),
+            structs.replace(legs[-1], messages=messages),
+        )
     search = _Search(legs, judged, approved, need, met, arrived)
     for new, leg in enumerate(legs, 1):
         if leg.valid and not search.waits:
@@ -89,8 +91,7 @@ def way(
     return search.found(len(legs))
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(Struct, frozen=True):
     """An acknowledgement, and the position of the first commit that has it, with whichever signature."""
 
     at: int
@@ -103,8 +104,7 @@ class _Line:
         return self.ack.id if self.ack.content else self
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
+class _Path(Struct, frozen=True):
     hops: tuple[Hop, ...] = ()
     used: frozenset[_Used] = frozenset()
 
@@ -166,12 +166,12 @@ class _Search:
             given[line.ack.guard] = line  # in the end the one that follows next
         by = {guard: each.ack.by if isinstance(each, _Line) else self.approved[each] for guard, each in given.items()}
         trips = tuple(
-            replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
+            structs.replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
             for trip in hop.verdict.trips
         )
         counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
         used = frozenset(each.key if isinstance(each, _Line) else each for each in counted)
-        return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
+        return structs.replace(hop, verdict=structs.replace(hop.verdict, trips=trips)), used
 
     def found(self, newest: int) -> Way:
         reached = max(self.paths)
@@ -225,8 +225,7 @@ class Between(NamedTuple):
     side: Callable[[], Side]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldStep:
+class HeldStep(Struct, frozen=True, kw_only=True):
     """One merge that somebody has to acknowledge, and by which lines."""
 
     commit: str
@@ -267,7 +266,7 @@ def judged_by_steps(
     found = way(legs, judged, need=need, met=met)
     if found.held is None:
         trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
-        return replace(verdict, trips=trips), (), found.unheeded
+        return structs.replace(verdict, trips=trips), (), found.unheeded
     # What the commits change together may be harmless where one of them is not: an instance may look in between.
     holding = verdict if verdict.held else found.held.verdict
     steps = (

@@ -9,6 +9,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
+
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest, facts
@@ -55,8 +57,7 @@ from gitboot.review.reinstalls import (
 from gitboot.review.risks import Effect, Risk, effects, risks
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerChange:
+class ServerChange(Struct, frozen=True, kw_only=True):
     """One server whose decision is another, or who came, or went."""
 
     old: Decision | None
@@ -94,8 +95,7 @@ class ServerChange:
         return self.old.digest if self.old else None, self.new.digest if self.new else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BmcChange:
+class BmcChange(Struct, frozen=True, kw_only=True):
     """A server whose BMC is another, new, or trusted otherwise: by it credentials go where they did not go before."""
 
     server: str
@@ -460,8 +460,7 @@ class EffectKind(StrEnum):
     REMOVED = "Removed"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """One field of a decision, as JSON has it: policy.boot.image, maintenances.repair.window.end."""
 
     field: str
@@ -469,8 +468,7 @@ class Change:
     new: Any  # None: it is gone
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServerEffect:
+class ServerEffect(Struct, frozen=True, kw_only=True):
     """What a commit changes for one server."""
 
     server: str  # its name from then on; the last one where it is removed
@@ -508,8 +506,7 @@ def _are_named(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class Side(Struct, frozen=True, kw_only=True):
     """One of the two revisions: how it was named, what it is, and what it says, if that holds together."""
 
     named: str

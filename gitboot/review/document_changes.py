@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, structs
 
 from gitboot.fleet.resources import FleetRepository, Id, Resource
 from gitboot.jsonio import Digest, digest, facts
@@ -15,8 +16,7 @@ from gitboot.model.fleet import FleetSpec, OneTimeBoots, Output
 from gitboot.resolve.server_decision import Decision, Decisions, Host
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharedChange:
+class SharedChange(Struct, frozen=True, kw_only=True):
     """Something that is published for all machines, or for unknown ones."""
 
     old: Mapping[str, Any] | None  # None: there was no commit before
@@ -96,7 +96,7 @@ def _network(decisions: Decisions, other: Decisions, touched: frozenset[str] | N
 
 
 def _interfaces(host: Host) -> dict[str, object]:
-    return {"site": host.site, "interfaces": [asdict(nic) for nic in host.nics]}
+    return {"site": host.site, "interfaces": [structs.asdict(nic) for nic in host.nics]}
 
 
 def _unknown(decisions: Decisions | None) -> dict[str, object] | None:
@@ -113,8 +113,7 @@ def _change(old: dict[str, object] | None, new: dict[str, object] | None) -> Sha
     return SharedChange(old=old, new=new) if old != new and new is not None else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageChange:
+class ImageChange(Struct, frozen=True, kw_only=True):
     """A BootImage that was added, removed or edited."""
 
     name: str
@@ -170,8 +169,7 @@ class Fate(StrEnum):
     EDITED = "edited"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DocumentChange:
+class DocumentChange(Struct, frozen=True, kw_only=True):
     """A document, or a file that documents name (kind "file"), which is not what it was."""
 
     id: Id

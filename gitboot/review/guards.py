@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
+
+from msgspec import Struct, structs
 
 from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
 from gitboot.fleet.resources import FleetRepository, Id
@@ -48,8 +50,7 @@ class Guard(StrEnum):
 ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """How much one commit may change; more is held. The defaults are the instance's."""
 
     max_update_percent: int = 30
@@ -70,13 +71,12 @@ class Limits:
     def tightened_by(self, guards: Guards) -> Limits:
         """These limits, or where the Fleet has a lower one that one: a repository loosens nothing."""
         given = {each.name: getattr(guards, each.name) for each in fields(guards)}
-        return replace(
+        return structs.replace(
             self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trip:
+class Trip(Struct, frozen=True, kw_only=True):
     """One limit that a commit exceeds."""
 
     guard: Guard
@@ -90,8 +90,7 @@ class Trip:
     by: str = ""  # who has acknowledged it; "": nobody knows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """Whether a commit is held, by what, and what its acknowledgements are bound to."""
 
     digest: Digest
@@ -170,7 +169,7 @@ def judge(
         found += (trip for area in extent.areas for trip in _trips_of_area(area, limits))
     order = list(Guard)
     trips = (
-        replace(
+        structs.replace(
             trip, acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledged, by=acknowledged.get(key, "")
         )
         for trip in sorted(found, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
@@ -224,8 +223,7 @@ def _trips_of_area(area: Area, limits: Limits) -> Iterator[Trip]:
 # Acknowledgements: `Gitboot-Ack: DIGEST GUARD`, a line of a commit's message
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unheeded:
+class Unheeded(Struct, frozen=True, kw_only=True):
     """A line that was to acknowledge something and does not, and why."""
 
     commit: str
@@ -250,8 +248,7 @@ def trailers(verdict: Verdict, need: ReinstallsNeed | None) -> Iterator[tuple[Gu
             yield guard, trailer(verdict.digest, guard)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AckLine:
+class AckLine(Struct, frozen=True, kw_only=True):
     """A well-formed line of a commit's message."""
 
     STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
@@ -356,7 +353,7 @@ def digest_of(pairs: Iterable[Pair]) -> Digest:
 
 def reached_at(server: str | None, access: BmcAccess | None) -> Digest:
     """Where and how a server's BMC is reached."""
-    return digest([server, asdict(access) if access is not None else None])
+    return digest([server, structs.asdict(access) if access is not None else None])
 
 
 def labels_of(server: Server) -> Iterator[Label]:
@@ -368,7 +365,7 @@ def labels_of(server: Server) -> Iterator[Label]:
 def areas_of(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
     """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
-    numbers = [each.name for each in fields(Area) if each.name != "label"]
+    numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
@@ -411,8 +408,7 @@ def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Touched:
+class Touched(Struct, frozen=True, kw_only=True):
     """What of two commits can differ: all else is the same in both, and need not be compared."""
 
     servers: frozenset[str]  # of either commit
@@ -423,8 +419,7 @@ class Touched:
 Label = tuple[str, str]  # site, fra1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
+class Area(Struct, frozen=True, kw_only=True):
     """How much of a group of servers is touched."""
 
     label: Label | None  # None: the whole fleet
@@ -439,8 +434,7 @@ class Area:
         return "=".join(self.label) if self.label else "all"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extent:
+class Extent(Struct, frozen=True, kw_only=True):
     """All that guards judge a commit by."""
 
     digest: Digest  # of all that changes: an acknowledgement is bound to it
@@ -467,7 +461,7 @@ class Extent:
         if not servers:
             return self
         left = tuple(each for each in self.reinstalled if each not in servers)
-        return replace(self, reinstalls=self.reinstalls - len(servers), reinstalled=left)
+        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled=left)
 
     def inheriting(self, found: Collection[Inheritance]) -> Extent:
         """Return the same extent with a digest that covers the identities that servers inherit, if there are any.
@@ -477,11 +471,11 @@ class Extent:
         if not found:
             return self
         inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in found)
-        return replace(self, digest=digest(["inherited", inherited, self.digest]))
+        return structs.replace(self, digest=digest(["inherited", inherited, self.digest]))
 
     def taking_back(self, accepted: str, revision: str) -> Extent:
         """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.
 
         A rewind may change no decision; what acknowledged one says nothing of the next.
         """
-        return replace(self, digest=digest(["rewind", accepted, revision, self.digest]))
+        return structs.replace(self, digest=digest(["rewind", accepted, revision, self.digest]))

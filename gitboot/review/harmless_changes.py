@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Final
+
+from msgspec import Struct
 
 from gitboot.model.boot_policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
-@dataclass(frozen=True, slots=True)
-class EachTime:
+class EachTime(Struct, frozen=True):
     """Whatever is known: at each boot."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotProvisioned:
+class NotProvisioned(Struct, frozen=True):
     """While a provision key is not provisioned."""
 
     number: int
@@ -28,8 +28,7 @@ class NotProvisioned:
     boots: int = 1  # of each
 
 
-@dataclass(frozen=True, slots=True)
-class NotRun:
+class NotRun(Struct, frozen=True):
     """While a maintenance's run was not made."""
 
     maintenance: str
@@ -57,8 +56,7 @@ def covers(one: When, other: When) -> bool:
     return False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True, kw_only=True):
     """What is asked for in one span of time."""
 
     boot: Boot | None  # None: the local disk, or nothing
@@ -81,8 +79,7 @@ class Demand:
 NOTHING: Final = Demand(boot=None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """From one instant to the next, as far as windows tell: what counts, and what does once a window has ended."""
 
     ask: Demand

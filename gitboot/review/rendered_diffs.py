@@ -8,9 +8,11 @@ from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import unified_diff
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
@@ -29,8 +31,7 @@ Texts = dict[str, str]  # by name: entry, user-data
 Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RenderedDiff:
+class RenderedDiff(Struct, frozen=True, kw_only=True):
     """How one file that a machine fetches differs."""
 
     boot: str  # BootPolicy, Maintenance/memory-test, unknown servers
@@ -232,7 +233,7 @@ def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Dec
     prepared_boots = (
         {architecture: prepared(boot) for architecture, boot in boots.items()} if boots is not None else None
     )
-    return replace(decisions, unknown=prepared_boots)
+    return structs.replace(decisions, unknown=prepared_boots)
 
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"

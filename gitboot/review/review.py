@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
@@ -40,8 +41,7 @@ class Danger(NamedTuple):
     number: str  # of servers, before the names; "": these are no servers
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shared:
+class Shared(Struct, frozen=True, kw_only=True):
     """Something that changes for machines that are no servers, or for all: why, and how."""
 
     title: str
@@ -50,8 +50,7 @@ class Shared:
     rendered: tuple[RenderedDiff, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageClaim:
+class ImageClaim(Struct, frozen=True, kw_only=True):
     """An image that claims for the first time to write no disk, and who wrote that."""
 
     image: str
@@ -59,8 +58,7 @@ class ImageClaim:
     writer: str | None  # commit and author of the line; None: it is not committed
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Review:
+class Review(Struct, frozen=True, kw_only=True):
     """All that a reviewer sees, in no format yet."""
 
     base: Side

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Revision
@@ -23,8 +24,7 @@ from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.text import count, some
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageUse:
+class ImageUse(Struct, frozen=True, kw_only=True):
     """How many servers boot an image."""
 
     name: str
@@ -35,16 +35,14 @@ class ImageUse:
     provisioned: int | None  # by their records; None: no records were given
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joining:
+class Joining(Struct, frozen=True, kw_only=True):
     """Who joins a rollout once its percentage is as high as this."""
 
     percent: int
     servers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamUse:
+class StreamUse(Struct, frozen=True, kw_only=True):
     """Where the servers of a stream are."""
 
     name: str
@@ -55,8 +53,7 @@ class StreamUse:
     joining: tuple[Joining, ...]  # by percentage: what raising it would touch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Behind:
+class Behind(Struct, frozen=True, kw_only=True):
     """A pin or a hold, and those whom it keeps where they are."""
 
     what: str  # as the opt-out says it
@@ -67,8 +64,7 @@ class Behind:
     servers: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TooOld:
+class TooOld(Struct, frozen=True, kw_only=True):
     """A server whose image is below the version that its stream wants at least."""
 
     server: str
@@ -78,8 +74,7 @@ class TooOld:
     minimum_version: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
+class Images(Struct, frozen=True, kw_only=True):
     """All of it for one fleet at one instant."""
 
     items: tuple[ImageUse, ...]
@@ -115,8 +110,7 @@ def images(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamFollower:
+class StreamFollower(Struct, frozen=True, kw_only=True):
     """A server whose policy boots from the network, the image that was chosen for it, and by whom."""
 
     server: Server
@@ -210,8 +204,7 @@ _COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
 _BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
+class Proof(Struct, frozen=True, kw_only=True):
     """What an instance knows of its machines, and how far that counts."""
 
     commit: Revision  # that it had applied
@@ -229,8 +222,7 @@ class StepOutcome(StrEnum):
     STOPPED = "Stopped"  # a person has to look
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Headway:
+class Headway(Struct, frozen=True, kw_only=True):
     """What comes of it, why, and by which machines."""
 
     stream: str
@@ -247,8 +239,7 @@ class Headway:
     unproven: tuple[str, ...] = ()  # all others that are not proven
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AppliedRollout:
+class AppliedRollout(Struct, frozen=True, kw_only=True):
     """A rollout in the commit that an instance has applied."""
 
     rollout: Rollout | None

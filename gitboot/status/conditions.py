@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field, structs
 
 from gitboot.text import count, shell_words, some
 
 _MOST_NAMED: Final = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     """Something that happened, for logs, `gitboot events` and the audit."""
 
     at: datetime
@@ -43,7 +43,7 @@ def _of_all(events: list[Event]) -> Event:
     facts = {**{name: value for name, value in first.facts.items() if name != "server"}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
     message = f"{count(len(servers), 'server')} ({some(servers, _MOST_NAMED)}): {text}"
-    return replace(first, message=message, facts=facts)
+    return structs.replace(first, message=message, facts=facts)
 
 
 ANY: Final = "*"  # reasons that are the names of errors
@@ -54,8 +54,7 @@ STALE_S: Final = 150.0  # a status that is older than this is stale: two interva
 STATE: Final = "STATE"  # the state directory, which only the command knows that shows a line
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True, kw_only=True):
     """One thing that holds or not, as Kubernetes and Flux word conditions."""
 
     type: str  # Ready, SourceReady, Stalled …
@@ -86,8 +85,7 @@ class Alert(NamedTuple):
     also: str = ""  # a further expression that fires it
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionType:
+class ConditionType(Struct, frozen=True):
     """A type of conditions, declared once: docs, alerts and events are derived from this."""
 
     name: str

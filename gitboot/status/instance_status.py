@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct, field
 
 from gitboot.fleet.revision import Signer
 from gitboot.jsonio import Digest, facts, format_instant
@@ -15,8 +16,7 @@ from gitboot.status.conditions import STALE_S, STATUS_CURRENT, Condition, remedy
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Endpoints:
+class Endpoints(Struct, frozen=True, kw_only=True):
     """The processes of the endpoint that an instance starts."""
 
     wanted: int
@@ -27,8 +27,7 @@ class Endpoints:
     certificate: str | None = None  # why the operators' certificate cannot be used
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Telling:
+class Telling(Struct, frozen=True, kw_only=True):
     """The reports to the forge."""
 
     commit: str | None = None  # the last one that was reported
@@ -47,8 +46,7 @@ class ThreadFailure(NamedTuple):
     deaths: int  # since the instance started
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Following:
+class Following(Struct, frozen=True, kw_only=True):
     """A target that follows OUTPUT."""
 
     name: str
@@ -60,8 +58,7 @@ class Following:
     withheld: int = 0  # servers without their one-time boot there, because nothing would record its fetch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SignedListState:
+class SignedListState(Struct, frozen=True, kw_only=True):
     """The signed list of the published tree."""
 
     signed: bool = False  # whether a key signs it
@@ -70,8 +67,7 @@ class SignedListState:
     failure: tuple[str, str] | None = None  # why it could not be written: reason, message
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """A commit that waits for an acknowledgement."""
 
     commit: str
@@ -81,8 +77,7 @@ class Held:
     reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WithheldServer:
+class WithheldServer(Struct, frozen=True, kw_only=True):
     """A server of which gitboot withholds an install boot, because a newer commit does not offer it."""
 
     server: str
@@ -91,8 +86,7 @@ class WithheldServer:
     why: str  # why it boots that
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangedArea:
+class ChangedArea(Struct, frozen=True, kw_only=True):
     """The changes of an accepted commit to a group of servers."""
 
     commit: str
@@ -106,16 +100,14 @@ class ChangedArea:
     subject: str = ""  # the first line of the commit's message
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassedMerge:
+class PassedMerge(Struct, frozen=True, kw_only=True):
     """A commit between the accepted one and the newest."""
 
     commit: str
     says: str  # accepted, held …, invalid …
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Heeded:
+class Heeded(Struct, frozen=True, kw_only=True):
     """An acknowledgement by which a commit was accepted."""
 
     commit: str
@@ -123,8 +115,7 @@ class Heeded:
     by: str  # who acknowledged it
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Status:
+class Status(Struct, frozen=True, kw_only=True):
     """A summary of an instance."""
 
     ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status

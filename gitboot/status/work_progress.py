@@ -6,10 +6,11 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from gitboot.text import count
 
@@ -41,8 +42,7 @@ class Work(StrEnum):
 _OF: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Underway:
+class Underway(Struct, frozen=True, kw_only=True):
     work: Work
     done: int
     total: int
@@ -166,8 +166,7 @@ FIRST_S: Final = 5.0  # shorter work is not reported
 EVERY_S: Final = 10.0
 
 
-@dataclass(kw_only=True, slots=True)
-class _Stretch:
+class _Stretch(Struct, kw_only=True):
     began_s: float
     next_s: float  # when to report it
     is_told: bool = False

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from ssl import PEM_cert_to_DER_cert
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
@@ -226,7 +226,7 @@ def names(rack: Rack, fingerprint: str, more: str = 'networks = ["127.0.0.1"]') 
 
 def finished(rack: Rack, **changed: Any) -> TaskResult:
     with rack.fleet() as fleet:
-        job = replace(rack.job(), bmc=replace(rack.job().bmc, **changed))
+        job = structs.replace(rack.job(), bmc=structs.replace(rack.job().bmc, **changed))
         fleet.submit([job])
         return fleet.finished(wait_all=True)[job.uuid]
 
@@ -262,12 +262,12 @@ def test_who_is_named_by_a_certificate_is_let_in_and_where_networks_stand_they_h
     assert "names others" in finished(rack).message
     trust = read_trust(rack.folder, "rack")
     assert not trust.covers(rack.job().bmc)
-    bmc = replace(rack.job().bmc, address="https://10.0.0.9")
+    bmc = structs.replace(rack.job().bmc, address="https://10.0.0.9")
     (rack.folder / "access.toml").write_text(f'[certificates]\n"10.0.0.9" = "{fingerprint_of(issued)}"\n')
     trust = read_trust(rack.folder, "rack")
-    assert trust.covers(bmc) and trust.covers(replace(bmc, verify=False))
-    assert not trust.covers(replace(bmc, address="http://10.0.0.9"))
-    assert not trust.covers(replace(bmc, address="https://10.0.0.10"))
+    assert trust.covers(bmc) and trust.covers(structs.replace(bmc, verify=False))
+    assert not trust.covers(structs.replace(bmc, address="http://10.0.0.9"))
+    assert not trust.covers(structs.replace(bmc, address="https://10.0.0.10"))
 
 
 @pytest.mark.parametrize("verify", [True, False])

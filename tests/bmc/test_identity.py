@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.bmc.identity import (
     Another,
@@ -41,7 +41,10 @@ UNSET = SystemUuid("03000200-0400-0500-0006-000700080009")
 BY_UUID = Described(uuid=OURS)
 BY_BOTH = Described(uuid=OURS, serial="J4JMO72")
 BY_UNSET = Described(uuid=UNSET, serial="J4JMO72")
-REPORTS_UUID, REPORTS_SERIAL = replace(BY_BOTH, reports_uuid=OTHER), replace(BY_BOTH, reports_serial="X6DCP93")
+REPORTS_UUID, REPORTS_SERIAL = (
+    structs.replace(BY_BOTH, reports_uuid=OTHER),
+    structs.replace(BY_BOTH, reports_serial="X6DCP93"),
+)
 
 SHOWS_BOTH = Shown(uuid=OURS, serial="J4JMO72")
 SHOWS_OTHER = Shown(uuid=OTHER, serial="X6DCP93")
@@ -56,8 +59,8 @@ def _word(identified: Identified) -> str:
 CASES: list[tuple[str, Described, Shown, str]] = [
     ("the UUID agrees", BY_UUID, Shown(uuid=OURS), "Same"),
     ("in the other byte order", BY_UUID, Shown(uuid=swapped(OURS)), "Same"),
-    ("the UUID agrees, the serial does not", BY_BOTH, replace(SHOWS_BOTH, serial="X6DCP93"), "Same"),
-    ("the serial agrees, the UUID does not: a new board", BY_BOTH, replace(SHOWS_BOTH, uuid=OTHER), "Same"),
+    ("the UUID agrees, the serial does not", BY_BOTH, structs.replace(SHOWS_BOTH, serial="X6DCP93"), "Same"),
+    ("the serial agrees, the UUID does not: a new board", BY_BOTH, structs.replace(SHOWS_BOTH, uuid=OTHER), "Same"),
     ("the serial in small letters", BY_BOTH, Shown(uuid=OTHER, serial="j4jmo72"), "Same"),
     ("the SKU is the serial: Dell", BY_BOTH, Shown(uuid=OTHER, serial="CNIVC009710", sku="J4JMO72"), "Same"),
     ("neither agrees", BY_BOTH, SHOWS_OTHER, "Another"),
@@ -66,10 +69,10 @@ CASES: list[tuple[str, Described, Shown, str]] = [
     ("the serial does not agree, the UUID is unset", BY_BOTH, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
     ("a SKU of a product contradicts nothing", BY_BOTH, Shown(sku="P56966-B21"), "CannotTell"),
     ("nothing is shown", BY_BOTH, Shown(), "CannotTell"),
-    ("placeholders are shown", BY_BOTH, replace(SHOWS_NOTHING, uuid=UNSET), "CannotTell"),
+    ("placeholders are shown", BY_BOTH, structs.replace(SHOWS_NOTHING, uuid=UNSET), "CannotTell"),
     ("a serial is shown, and none is known", BY_UUID, Shown(serial="X6DCP93"), "CannotTell"),
     ("both say the same, which nobody has set", Described(uuid=UNSET), Shown(uuid=UNSET), "CannotTell"),
-    ("the same, and the serial agrees", BY_UNSET, replace(SHOWS_BOTH, uuid=UNSET), "Same"),
+    ("the same, and the serial agrees", BY_UNSET, structs.replace(SHOWS_BOTH, uuid=UNSET), "Same"),
     ("the same, and the serial does not", BY_UNSET, Shown(uuid=UNSET, serial="X6DCP93"), "Another"),
     ("what it reports is named: the UUID", REPORTS_UUID, SHOWS_OTHER, "Same"),
     ("what it reports is named: the serial", REPORTS_SERIAL, SHOWS_OTHER, "Same"),
@@ -181,7 +184,7 @@ HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
         ("in the other byte order", [HERE, THERE], {swapped(OTHER): None}, {"X6DCP93"}),
         (
             "since it has changed",
-            [replace(_pinned(SHOWS_BOTH), changed=Shown(uuid=OTHER)), _pinned(Shown(uuid=OTHER), ELSEWHERE)],
+            [structs.replace(_pinned(SHOWS_BOTH), changed=Shown(uuid=OTHER)), _pinned(Shown(uuid=OTHER), ELSEWHERE)],
             {},
             {OTHER},
         ),
@@ -210,14 +213,19 @@ def test_what_two_machines_show_tells_nothing() -> None:
     [
         ("as before", SHOWS_OTHER, SHOWS_OTHER, "Another"),
         ("as before, and ours", SHOWS_BOTH, SHOWS_BOTH, "Same"),
-        ("the byte order", SHOWS_BOTH, replace(SHOWS_BOTH, uuid=swapped(OURS)), "Same"),
+        ("the byte order", SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=swapped(OURS)), "Same"),
         (
             "the serial, which is not the document's",
             SHOWS_BOTH,
-            replace(SHOWS_BOTH, serial="X6DCP93"),
+            structs.replace(SHOWS_BOTH, serial="X6DCP93"),
             "IdentityChanged",
         ),
-        ("the UUID, which is not the document's", SHOWS_BOTH, replace(SHOWS_BOTH, uuid=OTHER), "IdentityChanged"),
+        (
+            "the UUID, which is not the document's",
+            SHOWS_BOTH,
+            structs.replace(SHOWS_BOTH, uuid=OTHER),
+            "IdentityChanged",
+        ),
         ("to what the document says", SHOWS_OTHER, SHOWS_BOTH, "Same"),
         ("something is shown for the first time", Shown(uuid=OURS), SHOWS_BOTH, "Same"),
         ("something else is no longer shown", SHOWS_BOTH, Shown(uuid=OURS), "Same"),
@@ -238,7 +246,7 @@ def test_a_change_is_named() -> None:
 
 
 def test_a_document_that_names_what_has_changed_accepts_it() -> None:
-    named = replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
+    named = structs.replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
     assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == Same()
 
 
@@ -249,7 +257,7 @@ def test_a_person_accepts_what_it_shows_now_and_nothing_else() -> None:
     assert (kept.uuid, kept.changed) == (OURS, SHOWS_OTHER)
     accepted = accept(kept, at=NOW + timedelta(hours=1))
     assert identify(BY_UUID, SHOWS_OTHER, pinned=accepted) == Same(accepted=True)
-    assert isinstance(identify(BY_UUID, replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
+    assert isinstance(identify(BY_UUID, structs.replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
 
 
 def test_a_person_accepts_what_was_another_machine_from_the_first() -> None:
@@ -264,8 +272,8 @@ def test_a_pin_changes_only_where_something_is_new() -> None:
     first = pin(Shown(uuid=OURS), Same(), pinned=None, place=PLACE, at=NOW)
     assert first == Pinned(uuid=OURS, serial=None, at=NOW, place=PLACE)
     assert pin(Shown(), Same(), pinned=first, place=PLACE, at=later) == first
-    assert pin(SHOWS_BOTH, Same(), pinned=first, place=PLACE, at=later) == replace(first, serial="J4JMO72")
-    held = replace(first, changed=SHOWS_OTHER)
+    assert pin(SHOWS_BOTH, Same(), pinned=first, place=PLACE, at=later) == structs.replace(first, serial="J4JMO72")
+    held = structs.replace(first, changed=SHOWS_OTHER)
     assert pin(Shown(uuid=OURS), Same(), pinned=held, place=PLACE, at=later) == first
     moved = pin(SHOWS_OTHER, Same(), pinned=first, place=ELSEWHERE, at=later)
     assert moved == Pinned(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
@@ -275,8 +283,8 @@ def test_a_pin_changes_only_where_something_is_new() -> None:
     ("before", "now", "another"),
     [
         (SHOWS_BOTH, SHOWS_OTHER, True),
-        (SHOWS_BOTH, replace(SHOWS_OTHER, uuid=swapped(OURS)), False),
-        (SHOWS_BOTH, replace(SHOWS_BOTH, uuid=OTHER), False),
+        (SHOWS_BOTH, structs.replace(SHOWS_OTHER, uuid=swapped(OURS)), False),
+        (SHOWS_BOTH, structs.replace(SHOWS_BOTH, uuid=OTHER), False),
         (SHOWS_BOTH, Shown(), False),
         (Shown(), SHOWS_BOTH, False),
         (Shown(serial="J4JMO72"), Shown(serial="X6DCP93", sku="J4JMO72"), True),

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec import structs
 from pyghmi.ipmi.bmc import Bmc
 from pyghmi.ipmi.private.session import Session
 
@@ -132,7 +133,7 @@ LOOSE = configured(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
-HTTP = replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
+HTTP = structs.replace(INSTALL, target=OverrideTarget.UEFI_HTTP, http_boot_uri="http://boot.test/web.efi")
 
 needs_ipmitool = pytest.mark.skipif(
     shutil.which("ipmitool") is None and "CI" not in os.environ, reason="needs ipmitool: scripts/install-packages"
@@ -202,10 +203,10 @@ def test_no_system_is_asked_to_restart_by_ipmi(bmc: IpmiConnection) -> None:
     ("wanted", "flags"),
     [
         (INSTALL, "a0 04 00 00 00"),
-        (replace(INSTALL, mode="Legacy"), "80 04 00 00 00"),
-        (replace(INSTALL, enabled=OverrideEnabled.CONTINUOUS), "e0 04 00 00 00"),
-        (replace(INSTALL, target=OverrideTarget.HDD), "a0 08 00 00 00"),
-        (replace(INSTALL, target=OverrideTarget.CD), "a0 14 00 00 00"),
+        (structs.replace(INSTALL, mode="Legacy"), "80 04 00 00 00"),
+        (structs.replace(INSTALL, enabled=OverrideEnabled.CONTINUOUS), "e0 04 00 00 00"),
+        (structs.replace(INSTALL, target=OverrideTarget.HDD), "a0 08 00 00 00"),
+        (structs.replace(INSTALL, target=OverrideTarget.CD), "a0 14 00 00 00"),
         (HTTP, "a0 04 00 00 00"),
     ],
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
@@ -581,4 +582,4 @@ def test_credentials_go_by_ipmi_only_where_that_is_said(tmp_path: Path) -> None:
         "ipmi = true  # a hash of the password goes to whoever asks: ipmi://10.112.0.13\n"
     )
     assert bmc.place == ("ipmi://10.112.0.13", None)
-    assert replace(bmc, address="ipmi://10.112.0.13:623").place == bmc.place
+    assert structs.replace(bmc, address="ipmi://10.112.0.13:623").place == bmc.place

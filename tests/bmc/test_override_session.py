@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
@@ -160,7 +161,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_a_person(rack: Rack) 
 
 def test_changes_without_end_are_given_up_for_now(rack: Rack) -> None:
     rack.server.fault(Reverted(), on="PATCH", times=20)
-    job = rack.job(replace(ALWAYS, set_again=True))
+    job = rack.job(structs.replace(ALWAYS, set_again=True))
     ticks = iter(range(100))
 
     def clock() -> datetime:
@@ -431,7 +432,7 @@ def test_credentials_do_not_show_their_password() -> None:
     assert PASSWORD not in repr(Credentials(username=USER, password=PASSWORD))
 
 
-INSTALL = replace(
+INSTALL = structs.replace(
     ONCE,
     override=Override(
         enabled=OverrideEnabled.ONCE,
@@ -480,7 +481,7 @@ class Contender:
 
     def _run(self) -> None:
         self._goes.acquire()
-        job = replace(self.rack.job(INSTALL), records=tuple(self.records.values()))
+        job = structs.replace(self.rack.job(INSTALL), records=tuple(self.records.values()))
         with self.rack.connect() as bmc:
             read, send, is_first = bmc.observe, bmc._connector.patch, iter([True])
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.bmc.identity import (
     Another,
@@ -54,18 +55,18 @@ CONTINUOUS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.
 FOREIGN = Override(enabled=OverrideEnabled.ONCE, target="BiosSetup")
 
 INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
-ALWAYS = replace(INSTALL, override=CONTINUOUS)
-SET_ANEW = replace(INSTALL, set_again=True)
-OTHER_URI = replace(INSTALL, override=HTTP)
-FIRST = replace(OTHER_URI, is_first=True)
-LEFT_URI = replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
-OTHER_REASON = replace(INSTALL, reason="provision 4")
-UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
+ALWAYS = structs.replace(INSTALL, override=CONTINUOUS)
+SET_ANEW = structs.replace(INSTALL, set_again=True)
+OTHER_URI = structs.replace(INSTALL, override=HTTP)
+FIRST = structs.replace(OTHER_URI, is_first=True)
+LEFT_URI = structs.replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
+OTHER_REASON = structs.replace(INSTALL, reason="provision 4")
+UNHEARD_OF = structs.replace(INSTALL, override=structs.replace(ONCE, target="Floppy"))
 
 THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
-SINCE = replace(THEN, last_reset_time="2026-11-20")
+SINCE = structs.replace(THEN, last_reset_time="2026-11-20")
 LONG_AGO = Marks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
-UNSETTLED = replace(THEN, settled=False)
+UNSETTLED = structs.replace(THEN, settled=False)
 NONE = Marks()
 THE_MACHINE = Same()
 
@@ -79,7 +80,7 @@ SEEN = Observed(
 
 
 def _seen(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> Observed:
-    return replace(SEEN, override=override, marks=marks, in_post=in_post)
+    return structs.replace(SEEN, override=override, marks=marks, in_post=in_post)
 
 
 def _record(
@@ -101,11 +102,11 @@ def _record(
 
 def _corrected(state: State, *minutes_ago: int) -> OverrideRecord:
     corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
-    return replace(_record(state), corrections=corrections)
+    return structs.replace(_record(state), corrections=corrections)
 
 
 def _ago(seconds: int, state: State) -> OverrideRecord:
-    return replace(_record(state), at=NOW - timedelta(seconds=seconds))
+    return structs.replace(_record(state), at=NOW - timedelta(seconds=seconds))
 
 
 def _other(state: State, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
@@ -137,13 +138,13 @@ def _step(
 RECORDED, CONFIRMED, WITHDRAWING = State.RECORDED, State.CONFIRMED, State.WITHDRAWING
 WITHDRAWN, CONSUMED, LOST, OPENED = State.WITHDRAWN, State.CONSUMED, State.LOST, State.OPENED
 SET, WITHDRAW, CONFIRM = "Set Recorded", "Withdraw Withdrawing", "Confirm Confirmed"
-STUCK = replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
-LATELY = replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
-SINCE_WHEN = replace(THEN, boot_progress_time="yesterday")
-SINCE_LOCAL = replace(THEN, boot_progress_time="2026-11-20T11:00:00")
+STUCK = structs.replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
+LATELY = structs.replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
+SINCE_WHEN = structs.replace(THEN, boot_progress_time="yesterday")
+SINCE_LOCAL = structs.replace(THEN, boot_progress_time="2026-11-20T11:00:00")
 
 # Before, a reset has moved the BMC's marks.
-MOVED = replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
+MOVED = structs.replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
 
 # in words; what is wanted, what the BMC shows, what is recorded, the next step
 CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]] = [
@@ -153,8 +154,14 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("wanted, someone else's is in its place", INSTALL, _seen(FOREIGN), (), "ForeignOverride"),
     ("the same in POST, where it is consumed", INSTALL, _seen(FOREIGN, in_post=True), (), "Wait"),
     ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
-    ("someone else's Continuous, which is none", INSTALL, _seen(replace(CONTINUOUS, target="None")), (), SET),
-    ("someone else's other URI", OTHER_URI, _seen(replace(HTTP, http_boot_uri="http://a/")), (), "ForeignOverride"),
+    ("someone else's Continuous, which is none", INSTALL, _seen(structs.replace(CONTINUOUS, target="None")), (), SET),
+    (
+        "someone else's other URI",
+        OTHER_URI,
+        _seen(structs.replace(HTTP, http_boot_uri="http://a/")),
+        (),
+        "ForeignOverride",
+    ),
     ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "Confirm SetByAnother"),
     ("another's URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
     ("the same, and it may be this one's own", FIRST, _seen(LEFT_URI), (_record(WITHDRAWN, reason="repair"),), SET),
@@ -171,9 +178,15 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("in POST for half an hour: so it says", INSTALL, _seen(OFF, STUCK, in_post=True), (), SET),
     ("in POST since a time that cannot be read", INSTALL, _seen(OFF, SINCE_WHEN, in_post=True), (), "Wait"),
     ("in POST since a time without an offset", INSTALL, _seen(OFF, SINCE_LOCAL, in_post=True), (), "Wait"),
-    ("in POST since no time", INSTALL, _seen(OFF, replace(THEN, boot_progress_time=None), in_post=True), (), "Wait"),
-    ("something else may be wanted from now on", replace(INSTALL, until=NOW), _seen(OFF), (), "Wait"),
-    ("the same, a second later", replace(INSTALL, until=NOW + timedelta(seconds=1)), _seen(OFF), (), SET),
+    (
+        "in POST since no time",
+        INSTALL,
+        _seen(OFF, structs.replace(THEN, boot_progress_time=None), in_post=True),
+        (),
+        "Wait",
+    ),
+    ("something else may be wanted from now on", structs.replace(INSTALL, until=NOW), _seen(OFF), (), "Wait"),
+    ("the same, a second later", structs.replace(INSTALL, until=NOW + timedelta(seconds=1)), _seen(OFF), (), SET),
     ("what the BMC cannot boot", UNHEARD_OF, _seen(OFF), (), "Unsupported"),
     ("crash between set and confirm", INSTALL, _seen(ONCE), (_record(RECORDED),), CONFIRM),
     ("the same, then a reset that left it", INSTALL, _seen(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
@@ -247,11 +260,11 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
 ]
 
 
-NO_DISK = replace(INSTALL, writes_disk=False)
+NO_DISK = structs.replace(INSTALL, writes_disk=False)
 
 
 def _of_no_disk(state: State, override: Override = ONCE) -> OverrideRecord:
-    return replace(_record(state, override), writes_disk=False)
+    return structs.replace(_record(state, override), writes_disk=False)
 
 
 # The same on a BMC whose marks have never moved: what stands still there may do so for ever (rule 18).
@@ -269,7 +282,7 @@ UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], s
     ("cleared ten seconds ago", None, _seen(OFF), (_ago(10, WITHDRAWING),), "Confirm Lost"),
     ("a URI is left: another instance has set it", FIRST, _seen(LEFT_URI), (), "Confirm SetByAnother"),
     ("a URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
-    ("another URI is left", FIRST, _seen(replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")), (), SET),
+    ("another URI is left", FIRST, _seen(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")), (), SET),
 ]
 
 
@@ -306,7 +319,7 @@ def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
     minutes_left: int, record: OverrideRecord, seen: Observed, step: str
 ) -> None:
     """From then on this instance, or another, may have cleared it without a write to the ledger."""
-    ended = replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
+    ended = structs.replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
     assert _word(_step(None, seen, (MOVED, ended))) == step
 
 
@@ -325,14 +338,14 @@ def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
 def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
     state: State, minutes_left: int, needs_no_ledger: bool
 ) -> None:
-    record = replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
+    record = structs.replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
     assert record.ends_unrecorded(NOW) is needs_no_ledger
     assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
 
 
 def test_a_mark_that_moves_proves_nothing_for_one_that_never_does() -> None:
-    moves = replace(MOVED, marks=replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
-    stuck = replace(THEN, boot_progress_time=None)
+    moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
+    stuck = structs.replace(THEN, boot_progress_time=None)
     assert _word(_step(INSTALL, _seen(OFF, stuck), (_record(CONFIRMED, marks=stuck), moves))) == "Confirm Lost"
     assert _word(_step(INSTALL, _seen(OFF), (_record(CONFIRMED), moves))) == SET
 
@@ -346,7 +359,7 @@ ACCEPTED = Same(accepted=True)
 
 
 def _at(shown: Shown, record: OverrideRecord) -> OverrideRecord:
-    return replace(record, shown=shown)
+    return structs.replace(record, shown=shown)
 
 
 OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
@@ -383,7 +396,7 @@ def test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set(
     records: tuple[OverrideRecord, ...],
     step: str,
 ) -> None:
-    seen = replace(_seen(override), shown=HERE)
+    seen = structs.replace(_seen(override), shown=HERE)
     assert _word(_step(wanted, seen, (*records, MOVED), identified=identified)) == step
 
 
@@ -392,8 +405,8 @@ def test_a_set_carries_its_whole_record() -> None:
         reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
     )
     for wanted in (INSTALL, NO_DISK):
-        step = _step(wanted, replace(_seen(OFF), shown=HERE))
-        assert step == Set(record=replace(recorded, writes_disk=wanted.writes_disk))
+        step = _step(wanted, structs.replace(_seen(OFF), shown=HERE))
+        assert step == Set(record=structs.replace(recorded, writes_disk=wanted.writes_disk))
     again = _step(INSTALL, _seen(OFF), (_corrected(CONFIRMED, 70, 5), MOVED))
     assert isinstance(again, Set)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
@@ -403,7 +416,7 @@ def test_a_set_carries_its_whole_record() -> None:
     ("wanted", "state"), [pytest.param(INSTALL, RECORDED, id="confirm"), pytest.param(None, CONFIRMED, id="withdraw")]
 )
 def test_what_stands_is_recorded_with_the_marks_seen_with_it(wanted: Wanted | None, state: State) -> None:
-    booting = replace(SINCE, settled=False)
+    booting = structs.replace(SINCE, settled=False)
     step = _step(wanted, _seen(ONCE, booting), (_record(state),))
     assert isinstance(step, Confirm | Withdraw)
     assert step.record.marks == booting
@@ -433,14 +446,14 @@ def test_a_refusal_is_judged_by_what_stands_afterwards(seen: Override, state: St
         ),
         (UNHEARD_OF, _seen(OFF), None, "Floppy is wanted, and the BMC boots only Cd, None, Pxe, UefiHttp, UsbCd"),
         (
-            replace(INSTALL, override=replace(ONCE, mode="UEFI")),
-            replace(_seen(replace(OFF, mode="Legacy")), mode_is_fixed=True),
+            structs.replace(INSTALL, override=structs.replace(ONCE, mode="UEFI")),
+            structs.replace(_seen(structs.replace(OFF, mode="Legacy")), mode_is_fixed=True),
             None,
             "mode UEFI is wanted, and the BMC has Legacy, which it cannot change",
         ),
         (
             ALWAYS,
-            replace(_seen(OFF), allowable_enabled=frozenset({"Once", "Disabled"})),
+            structs.replace(_seen(OFF), allowable_enabled=frozenset({"Once", "Disabled"})),
             None,
             "Continuous is wanted, and the BMC knows only Disabled, Once: override: Once in the policy, or None",
         ),
@@ -453,8 +466,8 @@ def test_questions_to_the_operator_say_what_was_found(
     assert isinstance(step, AskOperator) and step.message == message
 
 
-PLAIN_HTTP = replace(HTTP, http_boot_uri=None)
-CD = replace(ONCE, target=OverrideTarget.CD)
+PLAIN_HTTP = structs.replace(HTTP, http_boot_uri=None)
+CD = structs.replace(ONCE, target=OverrideTarget.CD)
 XCC = frozenset({"Once", "Disabled"})
 
 
@@ -462,31 +475,31 @@ XCC = frozenset({"Once", "Disabled"})
     ("wanted", "bmc", "fitted"),
     [
         pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
-        pytest.param(HTTP, replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
-        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
-        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
-        pytest.param(HTTP, replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
-        pytest.param(HTTP, replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
+        pytest.param(HTTP, structs.replace(SEEN, supports_http_boot_uri=False), PLAIN_HTTP, id="takes no URI"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Pxe"})), ONCE, id="no UefiHttp"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset()), HTTP, id="does not say"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_targets=frozenset({"Hdd"})), None, id="no network at all"),
+        pytest.param(HTTP, structs.replace(SEEN, continuous_http=False), HTTP, id="Once is no matter"),
         pytest.param(
-            replace(HTTP, enabled=OverrideEnabled.CONTINUOUS),
-            replace(SEEN, continuous_http=False),
+            structs.replace(HTTP, enabled=OverrideEnabled.CONTINUOUS),
+            structs.replace(SEEN, continuous_http=False),
             CONTINUOUS,
             id="Continuous would change the boot order",
         ),
-        pytest.param(CONTINUOUS, replace(SEEN, allowable_enabled=XCC), None, id="no Continuous"),
-        pytest.param(HTTP, replace(SEEN, allowable_enabled=XCC), HTTP, id="Once is all it needs"),
+        pytest.param(CONTINUOUS, structs.replace(SEEN, allowable_enabled=XCC), None, id="no Continuous"),
+        pytest.param(HTTP, structs.replace(SEEN, allowable_enabled=XCC), HTTP, id="Once is all it needs"),
         pytest.param(CD, SEEN, CD, id="a CD"),
         pytest.param(
             CD,
-            replace(SEEN, boots_cd_as=OverrideTarget.USB_CD),
-            replace(CD, target=OverrideTarget.USB_CD),
+            structs.replace(SEEN, boots_cd_as=OverrideTarget.USB_CD),
+            structs.replace(CD, target=OverrideTarget.USB_CD),
             id="a USB CD",
         ),
-        pytest.param(replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
+        pytest.param(structs.replace(ONCE, mode="UEFI"), SEEN, ONCE, id="shows no mode"),
         pytest.param(
-            replace(ONCE, mode="UEFI"),
-            replace(SEEN, override=replace(OFF, mode="Legacy")),
-            replace(ONCE, mode="UEFI"),
+            structs.replace(ONCE, mode="UEFI"),
+            structs.replace(SEEN, override=structs.replace(OFF, mode="Legacy")),
+            structs.replace(ONCE, mode="UEFI"),
             id="shows another mode",
         ),
     ],
@@ -498,14 +511,16 @@ def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitte
 @for_each(
     ("override", "seen", "standing"),
     [
-        pytest.param(OFF, replace(OFF, target="Pxe"), True, id="off, whatever its target"),
+        pytest.param(OFF, structs.replace(OFF, target="Pxe"), True, id="off, whatever its target"),
         pytest.param(OFF, ONCE, False, id="on"),
         pytest.param(ONCE, CONTINUOUS, False, id="Continuous is not Once"),
         pytest.param(HTTP, PLAIN_HTTP, False, id="no URI"),
         pytest.param(PLAIN_HTTP, HTTP, False, id="an old URI"),
-        pytest.param(ONCE, replace(ONCE, http_boot_uri="http://old/"), True, id="an old URI, not used"),
-        pytest.param(replace(ONCE, mode="UEFI"), ONCE, True, id="mode not shown"),
-        pytest.param(replace(ONCE, mode="UEFI"), replace(ONCE, mode="Legacy"), False, id="another mode"),
+        pytest.param(ONCE, structs.replace(ONCE, http_boot_uri="http://old/"), True, id="an old URI, not used"),
+        pytest.param(structs.replace(ONCE, mode="UEFI"), ONCE, True, id="mode not shown"),
+        pytest.param(
+            structs.replace(ONCE, mode="UEFI"), structs.replace(ONCE, mode="Legacy"), False, id="another mode"
+        ),
     ],
 )
 def test_what_stands(override: Override, seen: Override, standing: bool) -> None:
@@ -553,7 +568,7 @@ class _Instance:
 
     def with_clock(self, observed: Observed) -> Observed:
         manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager())
-        return replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
+        return structs.replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:
         for _ in range(10):
@@ -567,7 +582,7 @@ class _Instance:
                 return step
             if isinstance(step, Set):
                 observed = self.with_clock(observed)
-                step = Set(record=replace(step.record, marks=observed.marks))
+                step = Set(record=structs.replace(step.record, marks=observed.marks))
             self.ledger[step.record.reason] = step.record
             if isinstance(step, Confirm):
                 continue
@@ -666,7 +681,7 @@ def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Pr
 def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
     power: str | None, expected: str
 ) -> None:
-    assert _word(_step(replace(INSTALL, only_off=True), replace(_seen(OFF), power=power))) == expected
+    assert _word(_step(structs.replace(INSTALL, only_off=True), structs.replace(_seen(OFF), power=power))) == expected
 
 
 # What gives way to another override for the same reason

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.identity import Another, CannotTell, Same, accept
 from gitboot.bmc.override_session import Outcome, TaskResult
@@ -42,7 +43,7 @@ from tests.helpers.redfish_double.server import Drop, Status
 
 OTHER = SystemUuid(uuid_of("another machine"))
 UNSET = "03000200-0400-0500-0006-000700080009"
-DIRECT = replace(
+DIRECT = structs.replace(
     ONCE,
     override=Override(
         enabled=OverrideEnabled.ONCE,
@@ -147,7 +148,7 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
 def test_e27_not_after_a_crash_either(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     rack.bring_about(DIRECT)
-    rack.records["web01"][ONCE.reason] = replace(rack.records["web01"][ONCE.reason], state=State.RECORDED)
+    rack.records["web01"][ONCE.reason] = structs.replace(rack.records["web01"][ONCE.reason], state=State.RECORDED)
     rack.boot()
     assert (_condition(rack.bring_about(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
@@ -367,7 +368,7 @@ DISC = Wanted(
     override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
 )
 DATA = "http://boot.test/media/4c4c4544/user-data.iso"
-BOTH = replace(DISC, override=replace(DISC.override, data_medium=DATA))
+BOTH = structs.replace(DISC, override=structs.replace(DISC.override, data_medium=DATA))
 SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
 WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
 
@@ -445,8 +446,10 @@ def test_an_override_is_withdrawn_before_its_medium_gives_way_to_another(
     rack.bring_about(DISC)
     rack.machine.requests.clear()
     rack.server.service.requests.clear()
-    other = replace(DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None)
-    assert rack.bring_about(replace(DISC, override=other)).outcome is Outcome.APPLIED
+    other = structs.replace(
+        DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None
+    )
+    assert rack.bring_about(structs.replace(DISC, override=other)).outcome is Outcome.APPLIED
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
@@ -477,7 +480,7 @@ def _switch_off(rack: Rack) -> None:
     rack.machine.reset("ForceOff")
 
 
-NEWER = replace(DISC, override=replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
+NEWER = structs.replace(DISC, override=structs.replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
 WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keeps=(ISO,))
 GONE = MediumState.EJECTED
 
@@ -538,7 +541,7 @@ def test_what_lies_in_a_drive_in_the_end(
 
 
 @pytest.mark.parametrize(
-    "wanted", [DISC, replace(DISC, override=replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
+    "wanted", [DISC, structs.replace(DISC, override=structs.replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
 )
 def test_what_somebody_else_has_inserted_stays_and_nothing_is_set(rack: Rack, wanted: Wanted) -> None:
     _disc(rack).image = OTHERS
@@ -653,7 +656,7 @@ def test_other_user_data_takes_the_place_of_the_first_and_what_boots_stays(rack:
     rack.bring_about(BOTH)
     rack.server.service.requests.clear()
     newer = DATA.replace("4c", "5d")
-    rack.bring_about(replace(BOTH, override=replace(BOTH.override, data_medium=newer)))
+    rack.bring_about(structs.replace(BOTH, override=structs.replace(BOTH.override, data_medium=newer)))
     assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
     assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
     assert _record(rack).state is State.CONFIRMED

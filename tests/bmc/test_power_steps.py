@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from msgspec import structs
+
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import AskOperator, Observed, Override, OverrideRecord, State, Wait
@@ -37,10 +39,10 @@ RAN = Marks(
     boot_progress_time="2026-11-17T12:01:30Z",
     settled=True,
 )
-RESET = replace(RAN, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False)
-UP = replace(RESET, boot_progress="OSRunning", boot_progress_time="2026-11-20T12:02:00Z", settled=True)
+RESET = structs.replace(RAN, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False)
+UP = structs.replace(RESET, boot_progress="OSRunning", boot_progress_time="2026-11-20T12:02:00Z", settled=True)
 RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="maintenance/check/1", now=True)
-GRACEFUL = replace(RESTART, manner=Manner.GRACEFUL_RESTART)
+GRACEFUL = structs.replace(RESTART, manner=Manner.GRACEFUL_RESTART)
 ON = Switching(reason="provision/1", manner=Manner.ON, override="maintenance/check/1", now=True)
 
 
@@ -49,7 +51,7 @@ def seen(**more: Any) -> Observed:
     return Observed(system="/redfish/v1/Systems/1", **given)
 
 
-OFF = seen(power="Off", runs_os=False, marks=replace(RAN, settled=False, boot_progress="None"))
+OFF = seen(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
 GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
@@ -96,18 +98,24 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("it knows no restart", RESTART, None, seen(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
         ("it knows neither", RESTART, None, seen(reset_types=frozenset({"On"})), "doubt Unsupported"),
         ("it says nothing of what it knows", RESTART, None, seen(reset_types=frozenset()), "ask ForceRestart"),
-        ("it is not its turn", replace(RESTART, now=False), None, seen(), "hold"),
+        ("it is not its turn", structs.replace(RESTART, now=False), None, seen(), "hold"),
         ("it is in POST", RESTART, None, seen(in_post=True), "hold"),
-        ("the window has ended", replace(RESTART, until=NOON), None, seen(), "hold"),
+        ("the window has ended", structs.replace(RESTART, until=NOON), None, seen(), "hold"),
         (
             "the window ends later",
-            replace(RESTART, until=NOON + timedelta(seconds=1)),
+            structs.replace(RESTART, until=NOON + timedelta(seconds=1)),
             None,
             seen(),
             "ask ForceRestart",
         ),
         ("its override does not stand", RESTART, None, seen(override=GONE), "hold"),
-        ("no override is wanted", replace(RESTART, override=None), None, seen(override=GONE), "ask ForceRestart"),
+        (
+            "no override is wanted",
+            structs.replace(RESTART, override=None),
+            None,
+            seen(override=GONE),
+            "ask ForceRestart",
+        ),
         ("it is off, and is to be restarted", RESTART, None, OFF, "leave"),
         ("nobody knows whether it is on", RESTART, None, seen(power=None), "hold"),
         ("it is going down", RESTART, None, seen(power="PoweringOff"), "hold"),
@@ -127,7 +135,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("it may not have been asked", GRACEFUL, switched(RECORDED, GENTLY, ago=600), seen(), "ask ForceRestart"),
         (
             "it does not shut down, and the window has ended",
-            replace(GRACEFUL, until=NOON),
+            structs.replace(GRACEFUL, until=NOON),
             switched(ASKED, GENTLY, ago=600),
             seen(),
             "hold",
@@ -145,7 +153,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
             "it may have been on: its override is gone",
             ON,
             switched(RECORDED, ResetType.ON),
-            replace(OFF, override=GONE),
+            structs.replace(OFF, override=GONE),
             "doubt NeedsOperator",
         ),
     ],
@@ -168,7 +176,7 @@ def test_nothing_is_switched_before_its_override_is_confirmed(state: State) -> N
 
 
 @for_each("identified", [Another(message="it is web02"), IdentityChanged(message="it was web02")])
-@for_each("wanted", [RESTART, GRACEFUL, replace(ON, override=None)])
+@for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override=None)])
 def test_another_machine_is_never_switched(wanted: Switching, identified: Identified) -> None:
     observed = OFF if wanted.manner is Manner.ON else seen()
     records = [None, switched(ASKED, GENTLY, ago=9000), switched(SwitchState.REFUSED)]
@@ -182,7 +190,7 @@ def test_another_machine_is_never_switched(wanted: Switching, identified: Identi
 def test_marks_that_no_reset_was_seen_to_move_prove_nothing() -> None:
     """There are BMCs whose LastResetTime stands still: a restart that was asked for may have been done."""
     alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
-    record = replace(switched(RECORDED), marks=alone)
+    record = structs.replace(switched(RECORDED), marks=alone)
 
     def step(moving: frozenset[str]) -> str:
         found = next_switch(
@@ -223,7 +231,7 @@ def test_a_machine_is_reset_once_its_override_stands_and_never_again(rack: Rack)
 
 def test_what_an_action_info_allows_is_asked_for(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
-    assert rack.bring_about(switching=replace(FIRST, manner=Manner.GRACEFUL_RESTART)).outcome is Outcome.APPLIED
+    assert rack.bring_about(switching=structs.replace(FIRST, manner=Manner.GRACEFUL_RESTART)).outcome is Outcome.APPLIED
     assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
     assert rack.machine.resets == 1
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec import structs
 
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset
 from tests.helpers.cases import for_each
@@ -17,14 +18,14 @@ SET = Marks(
     bmc_ahead_s=0,
     manager_reset_time="2026-11-01T00:00:00+00:00",
 )
-RESET = replace(SET, last_reset_time="2026-11-20T12:10:00+00:00", bmc_time="2026-11-20T12:12:00+00:00")
+RESET = structs.replace(SET, last_reset_time="2026-11-20T12:10:00+00:00", bmc_time="2026-11-20T12:12:00+00:00")
 RESTARTED = "2026-11-20T12:05:00Z"
-NO_CLOCK = replace(SET, bmc_time=None, bmc_ahead_s=None, manager_reset_time=None)
-NO_MANAGER_RESET = replace(SET, manager_reset_time=None)
+NO_CLOCK = structs.replace(SET, bmc_time=None, bmc_ahead_s=None, manager_reset_time=None)
+NO_MANAGER_RESET = structs.replace(SET, manager_reset_time=None)
 
 
 def _last_reset(time: str) -> Marks:
-    return replace(RESET, last_reset_time=time)
+    return structs.replace(RESET, last_reset_time=time)
 
 
 @for_each(
@@ -36,25 +37,35 @@ def _last_reset(time: str) -> Marks:
         ("moved back", SET, _last_reset("2026-11-10T12:00:00Z"), Reset.UNKNOWN),
         ("the same instant in another offset", SET, _last_reset("2026-11-17T21:00:00+09:00"), Reset.RULED_OUT),
         ("not an instant, and moved", SET, _last_reset("now"), Reset.UNKNOWN),
-        ("one of two is later", SET, replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
-        ("the Manager restarted", SET, replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
-        ("so it did, and nothing moved", SET, replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
-        ("its restart is worked out", SET, replace(RESET, manager_reset_time="2026-11-01T00:00:02Z"), Reset.SEEN),
-        ("its last restart is no longer shown", SET, replace(RESET, manager_reset_time=None), Reset.UNKNOWN),
-        ("it never showed one", NO_MANAGER_RESET, replace(RESET, manager_reset_time=None), Reset.SEEN),
-        ("the clock stepped ahead", SET, replace(RESET, bmc_ahead_s=121), Reset.UNKNOWN),
-        ("the clock stepped back", SET, replace(RESET, bmc_ahead_s=-121), Reset.UNKNOWN),
-        ("the clock drifts", SET, replace(RESET, bmc_ahead_s=119), Reset.SEEN),
-        ("the clock cannot be read any more", SET, replace(RESET, bmc_time=None), Reset.UNKNOWN),
-        ("there never was a clock", NO_CLOCK, replace(RESET, bmc_time=None), Reset.SEEN),
-        ("the same, and a mark moved back", NO_CLOCK, replace(RESET, last_reset_time="2026-11-10"), Reset.UNKNOWN),
+        ("one of two is later", SET, structs.replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
+        ("the Manager restarted", SET, structs.replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        ("so it did, and nothing moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
+        (
+            "its restart is worked out",
+            SET,
+            structs.replace(RESET, manager_reset_time="2026-11-01T00:00:02Z"),
+            Reset.SEEN,
+        ),
+        ("its last restart is no longer shown", SET, structs.replace(RESET, manager_reset_time=None), Reset.UNKNOWN),
+        ("it never showed one", NO_MANAGER_RESET, structs.replace(RESET, manager_reset_time=None), Reset.SEEN),
+        ("the clock stepped ahead", SET, structs.replace(RESET, bmc_ahead_s=121), Reset.UNKNOWN),
+        ("the clock stepped back", SET, structs.replace(RESET, bmc_ahead_s=-121), Reset.UNKNOWN),
+        ("the clock drifts", SET, structs.replace(RESET, bmc_ahead_s=119), Reset.SEEN),
+        ("the clock cannot be read any more", SET, structs.replace(RESET, bmc_time=None), Reset.UNKNOWN),
+        ("there never was a clock", NO_CLOCK, structs.replace(RESET, bmc_time=None), Reset.SEEN),
+        (
+            "the same, and a mark moved back",
+            NO_CLOCK,
+            structs.replace(RESET, last_reset_time="2026-11-10"),
+            Reset.UNKNOWN,
+        ),
         ("nothing moved", SET, SET, Reset.RULED_OUT),
-        ("nothing moved, but it was in POST", replace(SET, settled=False), SET, Reset.UNKNOWN),
-        ("it was in POST, and moved", replace(SET, settled=False), RESET, Reset.SEEN),
+        ("nothing moved, but it was in POST", structs.replace(SET, settled=False), SET, Reset.UNKNOWN),
+        ("it was in POST, and moved", structs.replace(SET, settled=False), RESET, Reset.SEEN),
         ("no mark is shown any more", NO_CLOCK, NO_MARKS, Reset.UNKNOWN),
         ("none was shown before", NO_MARKS, NO_CLOCK, Reset.UNKNOWN),
-        ("none was ever shown", replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
-        ("one of two was shown", replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
+        ("none was ever shown", structs.replace(NO_MARKS, settled=True), NO_MARKS, Reset.UNKNOWN),
+        ("one of two was shown", structs.replace(NO_CLOCK, last_reset_time=None), NO_CLOCK, Reset.RULED_OUT),
     ],
 )
 def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks, reset: Reset) -> None:
@@ -64,7 +75,7 @@ def test_what_marks_prove_by_their_clock(case: str, before: Marks, after: Marks,
 def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> None:
     assert SET.reset_since(SET, moving=frozenset({"last_reset_time"})) is Reset.RULED_OUT
     assert SET.reset_since(SET, moving=frozenset()) is Reset.UNKNOWN
-    only = replace(SET, boot_progress_time=None)
+    only = structs.replace(SET, boot_progress_time=None)
     assert only.reset_since(SET, moving=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
 
 
@@ -82,13 +93,15 @@ def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> 
     ],
 )
 def test_a_machine_that_comes_up_needs_no_reset_for_it(then: str | None, now: str, reset: Reset) -> None:
-    before = replace(SET, boot_progress=then)
-    after = replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
+    before = structs.replace(SET, boot_progress=then)
+    after = structs.replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
     assert after.reset_since(before) is reset
-    assert replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
+    assert structs.replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
 
 
 def test_which_marks_have_moved() -> None:
     assert RESET.moved_since(SET) == {"last_reset_time"}
-    assert replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()
-    assert replace(RESET, bmc_time=None).moved_since(SET) == {"last_reset_time"}  # as far as an ordinary reading shows
+    assert structs.replace(RESET, bmc_ahead_s=7200).moved_since(SET) == frozenset()
+    assert structs.replace(RESET, bmc_time=None).moved_since(SET) == {
+        "last_reset_time"
+    }  # as far as an ordinary reading shows

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.redfish.resources import Resource, manager_path
@@ -118,13 +118,13 @@ WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
             [_found("new", A)], [WEB01], [], [("Missing", "web01", A), ("Unknown", None, A)], id="unknown in its place"
         ),
         pytest.param(
-            [replace(_found("web01", A), nics=_found("new", A).nics)],
+            [structs.replace(_found("web01", A), nics=_found("new", A).nics)],
             [WEB01],
             [],
             [("Interfaces", "web01", A)],
             id="another card",
         ),
-        pytest.param([replace(_found("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
+        pytest.param([structs.replace(_found("web01", A), nics=())], [WEB01], [], [], id="shows no card"),
     ],
 )
 def test_what_is_not_as_described(
@@ -135,17 +135,17 @@ def test_what_is_not_as_described(
 
 
 def test_a_name_is_no_other_documents() -> None:
-    found = replace(_found("new", A), shown=Shown(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3"))
+    found = structs.replace(_found("new", A), shown=Shown(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3"))
     assert (name_for(found, ()), name_for(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
-    nameless = replace(found, shown=replace(found.shown, serial="To be filled"))
+    nameless = structs.replace(found, shown=structs.replace(found.shown, serial="To be filled"))
     assert name_for(nameless, ()) == f"server-{uuid_of('new')[:8]}"
-    dell = replace(found, maker="Dell Inc.", shown=replace(found.shown, sku="F54P1G3"))
+    dell = structs.replace(found, maker="Dell Inc.", shown=structs.replace(found.shown, sku="F54P1G3"))
     assert (dell.serial, found.serial) == ("F54P1G3", "7M2 XKQ3")
 
 
 def test_what_a_bmc_shows_cannot_write_yaml_of_its_own() -> None:
     nic = FoundNic(name='x"\nlifecycle: Active', mac=MacAddress("52-54-00-00-00-01"))
-    text = document_for(replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
+    text = document_for(structs.replace(_found("new", A), nics=(nic,)), "new", "rack", verify=True)
     assert [line for line in text.splitlines() if line.lstrip().startswith("lifecycle")] == [
         "  lifecycle: Parked  # until somebody knows what it is to be: then take this line out"
     ]
@@ -307,7 +307,7 @@ def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
 def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:
     found = _found("new", A)
     assert "architecture: x86_64  # not shown by its BMC: look" in document_for(found, "new", "rack", verify=True)
-    shown = replace(found, architecture=Architecture.AARCH64)
+    shown = structs.replace(found, architecture=Architecture.AARCH64)
     assert "architecture: aarch64\n" in document_for(shown, "new", "rack", verify=False)
     assert "tls: {verify: false}" in document_for(shown, "new", "rack", verify=False)
 

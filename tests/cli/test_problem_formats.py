@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
+from msgspec import structs
 
 from gitboot.cli.problem_formats import github, junit, sarif
 from gitboot.problems import Code, Problem, Severity
@@ -30,7 +30,7 @@ TIE = Problem(
     message="BootPolicy/web and BootPolicy/edge select a server with one priority (web01)",
     hint="raise the priority of one",
 )
-OVERDUE = replace(
+OVERDUE = structs.replace(
     TIE, path="a.yaml", code=Code.OVERDUE, message="100 % late: see a,b", hint="", severity=Severity.WARNING
 )
 
@@ -66,7 +66,7 @@ def faults(log: dict[str, Any]) -> list[str]:
 
 
 def test_sarif_is_valid_by_its_published_schema() -> None:
-    every = [replace(TIE, code=code, line=number) for number, code in enumerate(Code, 1)]
+    every = [structs.replace(TIE, code=code, line=number) for number, code in enumerate(Code, 1)]
     whole = json.loads(sarif(every))
     assert faults(whole) == faults(json.loads(sarif([]))) == []
     del whole["runs"][0]["results"][0]["message"]
@@ -83,7 +83,7 @@ def test_a_result_has_its_rule_with_what_explain_says() -> None:
 
 
 def test_a_path_is_a_relative_uri() -> None:
-    (result,) = results([replace(TIE, path="rack a/c:100%.yaml")])
+    (result,) = results([structs.replace(TIE, path="rack a/c:100%.yaml")])
     artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert artifact == {"uri": "rack%20a/c%3A100%25.yaml", "uriBaseId": "%SRCROOT%"}
 
@@ -91,11 +91,11 @@ def test_a_path_is_a_relative_uri() -> None:
 @for_each(
     ("case", "other", "same"),
     [
-        ("its line moves", replace(TIE, line=90, column=1), True),
-        ("another column", replace(TIE, column=2), True),
-        ("another file", replace(TIE, path="b.yaml"), False),
-        ("another code", replace(TIE, code=Code.OVERDUE), False),
-        ("another server", replace(TIE, message=TIE.message.replace("web01", "web02")), False),
+        ("its line moves", structs.replace(TIE, line=90, column=1), True),
+        ("another column", structs.replace(TIE, column=2), True),
+        ("another file", structs.replace(TIE, path="b.yaml"), False),
+        ("another code", structs.replace(TIE, code=Code.OVERDUE), False),
+        ("another server", structs.replace(TIE, message=TIE.message.replace("web01", "web02")), False),
     ],
 )
 def test_a_fingerprint_tells_a_problem_wherever_its_line_is(case: str, other: Problem, same: bool) -> None:
@@ -104,15 +104,15 @@ def test_a_fingerprint_tells_a_problem_wherever_its_line_is(case: str, other: Pr
 
 
 def test_a_fingerprint_forgets_the_line_of_another_file_that_a_message_names() -> None:
-    there = [replace(TIE, message=f"Server/a stands at x/a.yaml:{line} already") for line in (3, 40)]
-    mac = [replace(TIE, message=f"MAC address 52:54:00:00:00:{last}") for last in ("10", "11")]
+    there = [structs.replace(TIE, message=f"Server/a stands at x/a.yaml:{line} already") for line in (3, 40)]
+    mac = [structs.replace(TIE, message=f"MAC address 52:54:00:00:00:{last}") for last in ("10", "11")]
     told = [results([problem])[0]["partialFingerprints"]["primaryLocationLineHash"] for problem in (*there, *mac)]
     assert told[0] == told[1]
     assert told[2] != told[3]
 
 
 def test_two_problems_that_say_the_same_have_fingerprints_of_their_own() -> None:
-    told = results([TIE, replace(TIE, line=9)])
+    told = results([TIE, structs.replace(TIE, line=9)])
     assert [each["partialFingerprints"]["primaryLocationLineHash"][-2:] for each in told] == [":1", ":2"]
 
 
@@ -135,7 +135,7 @@ def test_without_problems_one_test_has_passed() -> None:
 
 
 def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
-    twice = [TIE, replace(TIE, line=9), replace(TIE, code=Code.OVERDUE)]
+    twice = [TIE, structs.replace(TIE, line=9), structs.replace(TIE, code=Code.OVERDUE)]
     keys = {(test.attrib["classname"], test.attrib["name"]) for test in cases(twice)}
     assert len(keys) == 3
 
@@ -146,7 +146,7 @@ def test_gitlab_sees_every_test_since_no_two_have_one_name() -> None:
 def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
     expected = f"::warning file=a.yaml,line=5,col=11,title={OVERDUE.code}::100 %25 late: see a,b"
     assert github([OVERDUE]) == expected
-    assert github([replace(OVERDUE, path="a,b:c%.yaml")]).startswith("::warning file=a%2Cb%3Ac%25.yaml,line=5")
+    assert github([structs.replace(OVERDUE, path="a,b:c%.yaml")]).startswith("::warning file=a%2Cb%3Ac%25.yaml,line=5")
     assert github([]) == ""
 
 
@@ -160,8 +160,8 @@ def test_a_command_is_escaped_as_the_runner_reads_it() -> None:
     ],
 )
 def test_no_more_are_given_than_github_shows_a_step(errors: int, warnings: int, notice: str | None) -> None:
-    given = [replace(OVERDUE, line=line) for line in range(1, warnings + 1)]
-    given += [replace(TIE, line=line) for line in range(1, errors + 1)]
+    given = [structs.replace(OVERDUE, line=line) for line in range(1, warnings + 1)]
+    given += [structs.replace(TIE, line=line) for line in range(1, errors + 1)]
     lines = github(given).splitlines()
     assert [line.split(" ")[0] for line in lines[:20]] == ["::error"] * 10 + ["::warning"] * 10
     assert "line=10," in lines[9] and "line=10," in lines[19]
@@ -174,7 +174,7 @@ def test_no_more_are_given_than_github_shows_a_step(errors: int, warnings: int, 
 
 
 def test_each_format_has_the_same_facts_in_the_same_order() -> None:
-    given = [OVERDUE, replace(TIE, path="z.yaml"), TIE, replace(OVERDUE, line=2)]
+    given = [OVERDUE, structs.replace(TIE, path="z.yaml"), TIE, structs.replace(OVERDUE, line=2)]
     by_sarif = [
         (
             unquote(each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]),
@@ -207,5 +207,5 @@ def test_any_text_leaves_the_formats_whole(problems: list[Problem]) -> None:
 
 @pytest.mark.parametrize("write", [sarif, junit, github])
 def test_the_order_in_which_problems_are_found_does_not_matter(write: Callable[[Sequence[Problem]], str]) -> None:
-    given = [OVERDUE, TIE, replace(TIE, line=9)]
+    given = [OVERDUE, TIE, structs.replace(TIE, line=9)]
     assert write(given) == write(given[::-1])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
@@ -143,7 +143,7 @@ def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is
     commit = repository.push(documents("flatcar-2"))
     turn(parts)
     given = held(parts).digest, held(parts).guards
-    parts.reconciler.standing = replace(parts.reconciler.standing, attempt=Attempt())  # as after a start
+    parts.reconciler.standing = structs.replace(parts.reconciler.standing, attempt=Attempt())  # as after a start
     approve(parts, *given)
     assert parts.reconciler.reconcile(NOON) == NOON  # again at once
     turn(parts, 1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.cli.main import Exit
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Verdicts, verdicts_of
@@ -45,15 +46,15 @@ def token(tmp_path: Path) -> Path:
         ("accepted", FINE, (Judgement.ACCEPTED, "accepted")),
         (
             "held",
-            replace(FINE, accepted=A, held=Held(commit=B, digest="d", guards=("maxDeletes", "maxReinstalls"))),  # type: ignore[arg-type]
+            structs.replace(FINE, accepted=A, held=Held(commit=B, digest="d", guards=("maxDeletes", "maxReinstalls"))),  # type: ignore[arg-type]
             (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
         ),
-        ("invalid", replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
-        ("nothing was tried", replace(FINE, attempted=None), None),
-        ("it is not clear yet", replace(FINE, accepted=A), None),
+        ("invalid", structs.replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
+        ("nothing was tried", structs.replace(FINE, attempted=None), None),
+        ("it is not clear yet", structs.replace(FINE, accepted=A), None),
         (
             "another instance acts",
-            replace(
+            structs.replace(
                 FINE,
                 conditions=(
                     Condition(type="LedgerNamed", status=False, reason="AnotherLedger", message="", since=NOON),

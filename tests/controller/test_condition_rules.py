@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 import pytest
+from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_session import Outcome
@@ -77,7 +78,7 @@ FINE = InstanceState(
 )
 TARGET = Following(name="s3://boots", commit="c0ffee")
 LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
-STOPPED = Knowledge(facts=replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
+STOPPED = Knowledge(facts=structs.replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 PIN = OptOut(what="a pin", image="i", reason="r", until=NOON, resource=Id("Server", "web01"), path=())
@@ -88,11 +89,11 @@ FAILING = Schedule(
 
 
 def known(**changes: Any) -> Callable[[InstanceState], InstanceState]:
-    return lambda state: replace(state, knowledge=replace(state.knowledge, **changes))
+    return lambda state: structs.replace(state, knowledge=structs.replace(state.knowledge, **changes))
 
 
 def with_(**changes: Any) -> Callable[[InstanceState], InstanceState]:
-    return lambda state: replace(state, **changes)
+    return lambda state: structs.replace(state, **changes)
 
 
 KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
@@ -104,12 +105,12 @@ THERE = Sighting(presence=Presence.FOUND)
 def looked(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
     """Artifacts are looked at, and three servers boot flatcar-1 by its kernel."""
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", KERNEL): 3}, sightings=sightings)
-    return lambda state: known(sightings=sightings)(replace(state, plans=plans))
+    return lambda state: known(sightings=sightings)(structs.replace(state, plans=plans))
 
 
 def mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
-    return replace(known(sightings={})(state), plans=plans)
+    return structs.replace(known(sightings={})(state), plans=plans)
 
 
 def held() -> Attempt:
@@ -142,7 +143,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "the clone cannot be read",
-            with_(attempt=replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
+            with_(attempt=structs.replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
             "SourceReady",
             (False, "CorruptClone"),
         ),
@@ -184,25 +185,27 @@ def same(state: InstanceState) -> InstanceState:
         ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),
         (
             "a target that is just brought up",
-            with_(following=(replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
+            with_(following=(structs.replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target that is long behind",
-            with_(following=(TARGET, replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
+            with_(following=(TARGET, structs.replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
             "TargetsCurrent",
             (False, "Behind"),
         ),
         (
             "a target that cannot be reached",
-            with_(following=(TARGET, replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))),
+            with_(
+                following=(TARGET, structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")))
+            ),
             "TargetsCurrent",
             (False, "HostUnreachable"),
         ),
         (
             "a target that takes over a transition just now",
-            with_(following=(replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)),
+            with_(following=(structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
@@ -210,8 +213,8 @@ def same(state: InstanceState) -> InstanceState:
             "a target that does not hold a transition",
             with_(
                 following=(
-                    replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
-                    replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
+                    structs.replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
+                    structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
                 )
             ),
             "TargetsCurrent",
@@ -219,46 +222,46 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target that nobody can record for holds all it can",
-            with_(following=(replace(TARGET, withheld=2),)),
+            with_(following=(structs.replace(TARGET, withheld=2),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target that nobody can record for",
-            with_(following=(replace(TARGET, withheld=2),)),
+            with_(following=(structs.replace(TARGET, withheld=2),)),
             "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
         ("nothing was published since the start", same, "ListCurrent", None),
-        ("an unsigned list", with_(signed_list=replace(LIST, signed=False)), "ListCurrent", (True, "Unsigned")),
+        ("an unsigned list", with_(signed_list=structs.replace(LIST, signed=False)), "ListCurrent", (True, "Unsigned")),
         ("a signed list", with_(signed_list=LIST), "ListCurrent", (True, "Signed")),
         (
             "a list that expires now, its end exclusive",
-            with_(signed_list=replace(LIST, expires=NOON)),
+            with_(signed_list=structs.replace(LIST, expires=NOON)),
             "ListCurrent",
             (False, "Expired"),
         ),
         (
             "a root that expires soon",
-            with_(signed_list=replace(LIST, root_expires=NOON + timedelta(days=60))),
+            with_(signed_list=structs.replace(LIST, root_expires=NOON + timedelta(days=60))),
             "ListCurrent",
             (False, "RootExpires"),
         ),
         (
             "a list that cannot be signed",
-            with_(signed_list=replace(LIST, failure=("KeyUnreadable", "no such file"))),
+            with_(signed_list=structs.replace(LIST, failure=("KeyUnreadable", "no such file"))),
             "ListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
             "keys that could not be read since the start",
-            with_(signed_list=replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
+            with_(signed_list=structs.replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
             "ListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
             "a target that nobody can record for and that is behind",
-            with_(following=(replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
+            with_(following=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
             "TargetsCurrent",
             (False, "Behind"),
         ),
@@ -287,7 +290,7 @@ def same(state: InstanceState) -> InstanceState:
         ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
         (
             "the newest commit is invalid",
-            with_(attempt=replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
+            with_(attempt=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
             "CommitAccepted",
             (False, "Invalid"),
         ),
@@ -295,7 +298,7 @@ def same(state: InstanceState) -> InstanceState:
         ("no commit withholds boots", same, "HistoryKept", None),
         (
             "a commit that the branch does not have withholds boots",
-            with_(attempt=replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
+            with_(attempt=structs.replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
             "HistoryKept",
             (False, "CommitGone"),
         ),
@@ -318,7 +321,7 @@ def same(state: InstanceState) -> InstanceState:
         ("an operator has stopped boots", with_(knowledge=STOPPED), "BootsOffered", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            with_(attempt=replace(accepted(COMMIT), orders=Orders("fire", None))),
+            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("fire", None))),
             "BootsOffered",
             (False, "StoppedByFleet"),
         ),
@@ -340,7 +343,7 @@ def same(state: InstanceState) -> InstanceState:
         ("a new ledger where nothing is wanted", known(facts=Facts(identity="mine")), "RecordsKnown", (True, "Known")),
         (
             "a new ledger where something is",
-            lambda each: replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
+            lambda each: structs.replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
             "RecordsKnown",
             (False, "NewLedger"),
         ),
@@ -385,14 +388,18 @@ def test_a_condition_follows_from_the_state(
 
 def test_what_is_waited_for_is_overdue_after_five_minutes() -> None:
     reasons = [
-        next(each.reason for each in conditions(replace(FINE, schedule=FAILING), NOON + wait) if "Bmc/" in each.type)
+        next(
+            each.reason
+            for each in conditions(structs.replace(FINE, schedule=FAILING), NOON + wait)
+            if "Bmc/" in each.type
+        )
         for wait in (timedelta(seconds=299), timedelta(minutes=5))
     ]
     assert reasons == ["Waiting", "Overdue"]
 
 
 def test_conditions_come_in_the_order_of_their_types() -> None:
-    types = [each.type for each in conditions(replace(FINE, schedule=FAILING), NOON)]
+    types = [each.type for each in conditions(structs.replace(FINE, schedule=FAILING), NOON)]
     assert types == sorted(types) and len(types) == len(set(types)) > 8
 
 
@@ -411,7 +418,7 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
 )
 def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
     later = NOON + timedelta(hours=1)
-    found = conditions(replace(FINE, conditions=(before,)), later)
+    found = conditions(structs.replace(FINE, conditions=(before,)), later)
     assert next(each.since for each in found if each.type == "Published") == (NOON if kept else later), case
 
 

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.controller.current_plans import Agenda, Plans, changed_by, replanned
 from gitboot.controller.operator_requests import BEGIN
@@ -152,7 +153,7 @@ def test_a_state_has_the_decision_of_its_commit() -> None:
     again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
     edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
     withholding = replace(
-        again, decisions=replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
+        again, decisions=structs.replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
     )
     for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
         plans, different = replanned(plans, commit, known(commit), (), NOON)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from socket import socket
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
+from msgspec import structs
 
 from gitboot.controller import notifications
 from gitboot.controller.instance.settings import GitSettings, Settings
@@ -297,7 +298,7 @@ def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_shown_has_an_end() -> None:
-    long = replace(NOTICE, events=(replace(EVENT, message="x" * 5000),) * 20)
+    long = structs.replace(NOTICE, events=(structs.replace(EVENT, message="x" * 5000),) * 20)
     assert len(long.text) < 12_000 and long.text.endswith("11 more")
 
 

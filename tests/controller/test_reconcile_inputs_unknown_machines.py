@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.controller.reconcile_inputs import KeptUnknown, read_unknown
 from gitboot.endpoint.app import Clients
@@ -88,7 +88,7 @@ def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) ->
     assert asks(site, f"/ipxe/{OTHER}", STRANGER) == [404, 404]
     asks(site, f"/v1/boot/{MAC}/nothing")
     asked = UnknownAsked(site.spool)
-    asked.note(replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
+    asked.note(structs.replace(_MACHINE, macs=(parse_mac(MAC),), uuid=SystemUuid(OTHER)))
     asked.leave()
     found, _ = taken_in(site)
     assert {each.server for each in found} == {None, "web01"}
@@ -97,7 +97,7 @@ def test_another_uuid_than_the_documents_is_shown_with_the_server(site: Site) ->
 def test_a_document_of_it_takes_it_off_the_list(site: Site) -> None:
     asked = UnknownAsked(site.spool)
     asks(site, STRANGER)
-    asked.note(replace(_MACHINE, macs=(parse_mac(MAC),)))
+    asked.note(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
     asked.leave()
     assert [each.macs for each in taken_in(site)[0]] == [("52-54-00-99-99-99",)]
     described = [each.replace(mac_of("web01"), "52:54:00:99:99:99") for each in ALWAYS]

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, groupby
 from operator import attrgetter
@@ -17,6 +17,7 @@ from typing import Any, Final
 import httpx
 import pytest
 import yaml
+from msgspec import structs
 from prometheus_client import parser
 
 from gitboot.endpoint.metrics import FAMILIES
@@ -143,7 +144,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
     types = sorted(CONDITIONS.keys() - {BMC, "TreeRead"})
     fine = tuple(Condition(type=each, status=True, reason="Fine", message="", since=BEFORE) for each in types)
-    status = replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
+    status = structs.replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
         found = dict(_shown(get(f"{url}/metrics").text))
     assert found.keys() >= {ENDS, TRANSITION, AT}

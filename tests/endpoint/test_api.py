@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from gitboot import __version__
 from gitboot.endpoint.api import FILTERS, MOST, Api
@@ -144,7 +144,7 @@ def many() -> Iterator[httpx.Client]:
             labels = {"role": "worker" if number % 3 == 0 else "db", "rack": f"r{number % 7}"}
             summary = {**found.summary, "server": f"s{number:04}", "labels": labels, "role": labels["role"]}
             summary["site"] = "fra1" if number % 2 else None
-            state = replace(found, server=f"s{number:04}", summary=summary)
+            state = structs.replace(found, server=f"s{number:04}", summary=summary)
             (made.root / state_path(state.server)).write_bytes(render(state))
         with made.serve() as url, http_peers.Client(base_url=f"{url}/api/v1") as client:
             yield client
@@ -268,7 +268,7 @@ def installing_fleet(*outputs: str) -> Fleet:
     """web01 fetched its boot, the installer of web02 started, web03 is installed, web04 waits."""
     boot, data = Seen(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7"), Seen(_BEGAN, "i/user-data", "10.0.0.7")
     fetched = InstallAttempt(key="provision/0", boots=(boot,))
-    started = replace(fetched, started=data, started_boot=1)
+    started = structs.replace(fetched, started=data, started_boot=1)
     since = _BEGAN + timedelta(minutes=5)
     installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=since, attempts=(started,))
     return planned(

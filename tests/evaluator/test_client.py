@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.child_processes import Buffer, Child, encode
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
@@ -251,7 +252,7 @@ def test_a_result_of_another_server_is_not_used(
     for key, value in rows.items():
         found, other = decoded_row(value), decoded_row(with_decision(value, server="web02"))
         assert found is not None and other is not None
-        host = encode(replace(protocol.network(found.host), server="web02"))
+        host = encode(structs.replace(protocol.network(found.host), server="web02"))
         decision = found.decision if part == "host" else other.decision
         rows[key] = encode(DecidedRow(decision, found.host if part == "decision" else host, ()))
     assert evaluated_anew(state, first.revision, cache).decisions == first.decisions

@@ -50,7 +50,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
     said: dict[str, Any]
     shared: list[bytes | None] = []
 
-    class Watched(Forks):
+    class Watched(Forks, frozen=True):
         def _shared(self, *how: Any) -> Any:
             found = super()._shared(*how)
             shared.extend(found)

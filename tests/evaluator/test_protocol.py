@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from msgspec.structs import replace as with_fields
 
 from gitboot.child_processes import Buffer, encode, read_frame, write_frame
@@ -89,7 +90,7 @@ def with_decision(part: ServerPart, **fields: Any) -> ServerPart:
 
 def replaced_name(part: ServerPart, name: str) -> Machine:
     assert part.machine is not None
-    return replace(part.machine, name=name)
+    return structs.replace(part.machine, name=name)
 
 
 def with_another_digest(part: ServerPart) -> ServerPart:
@@ -105,7 +106,7 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
     "the decision of an unknown machine": lambda part: with_decision(part, uuid=uuid_of("web03")),
     "a decision with the digest of another": with_another_digest,
     "the host of another server": lambda part: with_fields(
-        part, network=encode(replace(protocol.network(part.network or b""), server="web02"))
+        part, network=encode(structs.replace(protocol.network(part.network or b""), server="web02"))
     ),
     "the machine of another server": lambda part: with_fields(part, machine=replaced_name(part, "web02")),
     "another name": lambda part: with_fields(part, name="web03"),

@@ -10,6 +10,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.endpoint.recorder import RepeatedFetches
 from gitboot.fetchlog.log_entries import Observation, network_of
@@ -169,6 +170,6 @@ def test_a_second_address_or_more_than_ten_fetches_is_unexpected(
     for client, times in fetches:
         found = found.fetched(network_of(client), AT, times)
     assert found.is_unexpected is unexpected
-    confirmed = replace(found, confirmed=found.seen)
+    confirmed = structs.replace(found, confirmed=found.seen)
     assert not confirmed.is_unexpected
     assert confirmed.fetched("10.9.9.9", AT + timedelta(hours=1), 1).is_unexpected

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.identities import BmcAccess, Machine, machines, taken_over
@@ -30,18 +29,22 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
     ("case", "new", "what"),
     [
         ("nothing in common", NEW, None),
-        ("its name", replace(NEW, name="web01"), ("name", "web01")),
-        ("one of its MACs", replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
-        ("its serial", replace(NEW, serial="S1A"), ("serial", "S1A")),
-        ("its BMC", replace(NEW, bmc=replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
+        ("its name", structs.replace(NEW, name="web01"), ("name", "web01")),
+        ("one of its MACs", structs.replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
+        ("its serial", structs.replace(NEW, serial="S1A"), ("serial", "S1A")),
+        ("its BMC", structs.replace(NEW, bmc=structs.replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
         (
             "its BMC, spelt otherwise",
-            replace(NEW, bmc=replace(BMC, address=f"{BMC.address}:443/")),
+            structs.replace(NEW, bmc=structs.replace(BMC, address=f"{BMC.address}:443/")),
             ("BMC", BMC.address),
         ),
-        ("another system of its BMC", replace(NEW, bmc=replace(BMC, system="/redfish/v1/Systems/2")), None),
-        ("no serial, as it has none", replace(NEW, serial=None), None),
-        ("its own UUID", replace(OLD, name="web09"), None),
+        (
+            "another system of its BMC",
+            structs.replace(NEW, bmc=structs.replace(BMC, system="/redfish/v1/Systems/2")),
+            None,
+        ),
+        ("no serial, as it has none", structs.replace(NEW, serial=None), None),
+        ("its own UUID", structs.replace(OLD, name="web09"), None),
     ],
 )
 def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
@@ -59,7 +62,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
     first, second = found.values()
     assert list(found) == [uuid_of("web01"), uuid_of("web02")]
     assert first.macs == tuple(sorted(mac_of(name).replace(":", "-") for name in ("web01", "second")))
-    assert first.bmc == replace(BMC, verify=False, reports_serial="X6DCP93")
+    assert first.bmc == structs.replace(BMC, verify=False, reports_serial="X6DCP93")
     assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1A", None, None)
 
 
@@ -80,7 +83,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
 def test_e26_where_a_bmc_is_reached_has_one_spelling(
     address: str, system: str | None, place: tuple[str, str | None]
 ) -> None:
-    assert replace(BMC, address=address, system=system).place == place
+    assert structs.replace(BMC, address=address, system=system).place == place
 
 
 NAMELESS_SEED = (

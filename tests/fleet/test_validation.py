@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet import validation
@@ -41,7 +41,7 @@ def told(given: Snapshot, cache: ParseCache | None = None) -> list[str]:
 def wrong(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
-    return told(replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
+    return told(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
 
 
 # Which files count
@@ -116,7 +116,7 @@ def test_what_is_too_large_to_be_read_is_told_where_it_is_and_where_it_is_named(
             raise Oversized(2**30)
         return given.read(blob)
 
-    assert told(replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
+    assert told(structs.replace(given, read=read)) == ["004.yaml:4 GB1004", "huge.yaml:1 GB1004"]
 
 
 def test_a_file_has_several_documents_and_empty_ones_between_them() -> None:
@@ -384,7 +384,7 @@ def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
         reads.append(blob)
         return given.read(blob)
 
-    return replace(given, read=read)
+    return structs.replace(given, read=read)
 
 
 @pytest.mark.parametrize("files_a_batch", [1, 2, 128])
@@ -585,7 +585,9 @@ def test_any_value_in_any_place_gives_a_resource_or_problems(drawn: Document, da
     )
 )
 def test_any_bytes_give_a_fleet_or_problems(files: dict[str, bytes]) -> None:
-    given = replace(snapshot(*SEED[:2]), blobs={path: BlobId(path) for path in files}, read=lambda blob: files[blob])
+    given = structs.replace(
+        snapshot(*SEED[:2]), blobs={path: BlobId(path) for path in files}, read=lambda blob: files[blob]
+    )
     found = problems(given)
     assert list(found) == sorted(set(found))
     assert {each.path for each in found} <= {*files, "fleet.yaml"}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Pinned, Sharing
@@ -36,7 +38,7 @@ ONCE = Wanted(
     plan_digest="d" * 64,
     override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"),
 )
-ALWAYS = replace(ONCE, override=replace(ONCE.override, enabled=OverrideEnabled.CONTINUOUS))
+ALWAYS = structs.replace(ONCE, override=structs.replace(ONCE.override, enabled=OverrideEnabled.CONTINUOUS))
 SET_AT_BMC = {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}
 
 
@@ -81,11 +83,11 @@ class Rack:
         machines = {
             uuid: Described(uuid=uuid, name=name, macs=(), serial=None, bmc=None) for name, uuid in self.uuids.items()
         }
-        access = {each.name: changed.pop(each.name) for each in fields(BmcAccess) if each.name in changed}
+        access = {name: changed.pop(name) for name in BmcAccess.__struct_fields__ if name in changed}
         job = BmcTask(
             server=machine.name,
             uuid=self.uuids[machine.name],
-            bmc=replace(
+            bmc=structs.replace(
                 BmcAccess(address=self.server.url, system=machine.path, credentials="rack", verify=True, ca=None),
                 **access,
             ),
@@ -95,7 +97,7 @@ class Rack:
             pinned=self.pins.get(machine.name),
             shared=Sharing().after(pins, machines).values,
         )
-        return replace(job, **changed)
+        return structs.replace(job, **changed)
 
     def bring_about(self, wanted: Wanted | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
         job = self.job(wanted, **changed)
@@ -119,7 +121,7 @@ class Rack:
 
     def see_marks_move(self) -> None:
         """Install all machines once: from then on their marks are known to move, where they do."""
-        before = replace(ONCE, reason="provision/0")
+        before = structs.replace(ONCE, reason="provision/0")
         for machine in self.machines:
             self.bring_about(before, machine=machine)
             machine.reset()

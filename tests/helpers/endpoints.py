@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from ipaddress import ip_network
@@ -17,6 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import httpx
+from msgspec import structs
 
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.evaluated_fleet import Planned, about_all
@@ -311,7 +312,11 @@ INSTALLING: Final = InstallProgress(
 FULL_STATUS: Final = Status(
     ledger="l",
     attempted="bad",
-    problems=(_PROBLEM, replace(_PROBLEM, line=2), replace(_PROBLEM, code=Code.NOT_YET, severity=Severity.ERROR)),
+    problems=(
+        _PROBLEM,
+        structs.replace(_PROBLEM, line=2),
+        structs.replace(_PROBLEM, code=Code.NOT_YET, severity=Severity.ERROR),
+    ),
     accepted="acce97ed",
     committed_at=COMMITTED,
     applied="c0ffee",

@@ -6,7 +6,8 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from gitboot.child_processes import write_frame
 from gitboot.disk_cache import DiskCache
@@ -71,7 +72,7 @@ def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = 
 
     evaluator = FleetEvaluator(at("20T12:00"))
     sides = (
-        side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
+        side(named, structs.replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
         for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
     )
     return review(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")

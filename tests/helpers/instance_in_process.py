@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, cast
 from unittest.mock import patch
+
+from msgspec import structs
 
 from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_session import BmcTask, TaskResult
@@ -112,7 +114,7 @@ class Commits:
         if self.ledger is not None:
             texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
             snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
-        self.newest = replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
+        self.newest = structs.replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
 
     def push_of_another(self, fleet: Commits) -> None:
         """The newest of another repository, as this one's: it names this instance."""

@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, cast
 
+from msgspec import structs
+
 from gitboot.controller.bmcs.desired_state import media_urls
 from gitboot.controller.instance.assembly import Dependencies, build
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
@@ -322,7 +324,7 @@ class Life:
         files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
         if self.shared:
             records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
-            dependencies = replace(dependencies, owner=instance_tables.read(ledger).identity, records=records)
+            dependencies = structs.replace(dependencies, owner=instance_tables.read(ledger).identity, records=records)
         settings = Settings(
             output=self.folder,
             state=self.folder,

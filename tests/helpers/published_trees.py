@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
@@ -79,12 +79,12 @@ def publish_files(
 
 def _without_states(published: Published, states: int) -> Published:
     if published.begun:
-        return replace(published, begun=published.begun - states)
+        return structs.replace(published, begun=published.begun - states)
     written, withdrawn = (
         tuple(path for path in paths if server_of(path) is None) for paths in (published.written, published.withdrawn)
     )
     standing = states - (len(published.written) - len(written))
-    return replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
+    return structs.replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:

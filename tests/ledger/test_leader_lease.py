@@ -23,6 +23,7 @@ from typing import Final
 import psycopg
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_state import Override, OverrideRecord, State
@@ -76,7 +77,7 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
 
 def address(path: Path, **settings: str) -> PostgresAddress:
     found = present(address_beside(path))
-    return replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
+    return structs.replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
 
 def schema_of(path: Path) -> str:
@@ -300,7 +301,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
         assert server_tables.read_overrides(ledger) == {}
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
-            inbox.record(uuid, replace(record, state=State.WITHDRAWN))
+            inbox.record(uuid, structs.replace(record, state=State.WITHDRAWN))
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
 
@@ -578,7 +579,7 @@ class Line(CarriedConnections):
 
     def address(self, path: Path, **settings: str) -> PostgresAddress:
         found = address(path, **settings)
-        return replace(found, url=found.url.replace(str(self._from), str(self._to)))
+        return structs.replace(found, url=found.url.replace(str(self._from), str(self._to)))
 
     def begin(self, carries: float) -> None:
         with self._counting:

@@ -14,12 +14,12 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
@@ -172,7 +172,7 @@ def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_t
 ) -> None:
     own.sql("CREATE ROLE ops LOGIN")
     address = own.address("gitboot2")
-    address = replace(address, url=address.url.replace("postgres@", "ops@"))
+    address = structs.replace(address, url=address.url.replace("postgres@", "ops@"))
     note_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
         ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
@@ -330,7 +330,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
     address = postgres_server.address()
     note_address(
         path := tmp_path / "ledger.sqlite",
-        replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D1000"),
+        structs.replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D1000"),
     )
 
     def states() -> list[str]:

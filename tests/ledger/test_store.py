@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, State
@@ -577,7 +578,7 @@ def test_facts_are_as_they_were_written_last(path: Path) -> None:
         put(ledger, instance_tables.write_facts, accepted="c0ffee")
     with open_ledger(path) as ledger:
         written = instance_tables.read(ledger)
-        assert written == replace(new, **FACTS)
+        assert written == structs.replace(new, **FACTS)
         put(ledger, instance_tables.write_changed_facts, written, new)
         assert instance_tables.read(ledger) == new
 
@@ -761,7 +762,7 @@ def test_a_backup_of_this_instant_is_as_good_as_the_ledger(path: Path) -> None:
 CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
     "a record": (server_tables.write_records, ([(WEB01, "web01", Record(provision=2))],), True),
     "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=State.CONFIRMED))],), True),
-    "what was offered": (server_tables.offer_evidence, ([replace(OFFER, plan=Digest("e" * 64))], NOON), True),
+    "what was offered": (server_tables.offer_evidence, ([structs.replace(OFFER, plan=Digest("e" * 64))], NOON), True),
     "what was forgotten": (server_tables.forget, (), True),
     "what is offered again": (server_tables.offer_evidence, ([OFFER], at("21T11:00")), False),
 }

@@ -83,7 +83,6 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
                 "gitboot.resolve.server_decision",
                 "gitboot.status.instance_status",
                 "jinja2",
-                "msgspec",
                 "pydantic",
                 "pygit2",
                 "sushy",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+from msgspec import structs
 
 import gitboot.publish.mirror_program as program
 from gitboot.publish.list_root import replace_list_keys
@@ -635,7 +636,7 @@ def _chained(name: str) -> Fleet:
     fleet, servers = window(), {}
     for server, state in fleet.servers.items():
         files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}
-        servers[server] = replace(state, files=listed_server(server, files))
+        servers[server] = structs.replace(state, files=listed_server(server, files))
     return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
 
 

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
@@ -753,7 +753,9 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
     assert states(root.parent) == stood
     with Directory.open(root, ledger="ours") as directory:
         done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
-    assert done == (expected if before is not None else replace(expected, written=(), begun=len(expected.written)))
+    assert done == (
+        expected if before is not None else structs.replace(expected, written=(), begun=len(expected.written))
+    )
 
 
 # Where writing fails

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LeftStatus
@@ -249,7 +249,7 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     again = LeftStatus(tmp_path, lambda: AFTER)
     assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
     assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
-    later = replace(changed, commit="beef", changed=3)
+    later = structs.replace(changed, commit="beef", changed=3)
     told = again.write(Status(accepted="beef", changed=(later,)).facts())["accepted"]["lately"]
     assert [(each["commit"], each["at"], each["changed"]) for each in told] == [
         ("beef", "2026-11-21T21:00:00Z", 3),
@@ -261,8 +261,10 @@ def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=2)
     by = Heeded(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
     left = LeftStatus(tmp_path, lambda: BEFORE)
-    left.write(Status(accepted="c0ffee", changed=(replace(changed, subject="Install"),), acknowledged=(by,)).facts())
-    later = Status(accepted="beef", changed=(replace(changed, commit="beef"),))
+    left.write(
+        Status(accepted="c0ffee", changed=(structs.replace(changed, subject="Install"),), acknowledged=(by,)).facts()
+    )
+    later = Status(accepted="beef", changed=(structs.replace(changed, commit="beef"),))
     told = LeftStatus(tmp_path, lambda: AFTER).write(later.facts())["accepted"]["lately"]
     assert [(each["commit"], each["subject"], each["acknowledged"]) for each in told] == [
         ("beef", "", []),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.errors import InvalidRepository, Orders, UsageError
 from gitboot.fleet.validation import load_revision
@@ -534,7 +535,7 @@ CONSUMED_LATE = Record(consumed_at=LATE, consumed_key="provision/1")
 
 
 GIVEN = InstallAttempt(key="provision/1", boots=(Seen(EARLY, "boot/x", "10.0.0.7"),))
-FAILED = replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
+FAILED = structs.replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
 TAKEN_BACK = Record(taken_back=9)
 PERHAPS = UnknownServe("one", "provision/1", Seen(LATE, "boot/x", "10.0.0.7"))
 WITHHELD_BEFORE = UnknownServe("", "provision/1", Seen(EARLY, "boot/x", "10.0.0.7"), is_withheld=True)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot import jsonio
 from gitboot.fleet.revision import Revision
@@ -62,9 +63,9 @@ HERE, APPLIED = decided_at()
 GIVEN = Seen(NOON, "/v1/boot/x", "10.0.0.1")
 HAS_IT = Record(provision=1, image="flatcar-2", evidence="Reported")
 ATTEMPT = InstallAttempt(key="provision/1", number=1, boots=(GIVEN,))
-FAILED = Record(attempts=(replace(ATTEMPT, failed=Failure(NOON, "10.0.0.1", "no disk")),))
-OVERTAKEN = replace(HAS_IT, attempts=(replace(ATTEMPT, key="provision/2"),))
-OVERTAKEN_FAILED = replace(HAS_IT, attempts=(replace(FAILED.attempts[0], key="provision/2"),))
+FAILED = Record(attempts=(structs.replace(ATTEMPT, failed=Failure(NOON, "10.0.0.1", "no disk")),))
+OVERTAKEN = replace(HAS_IT, attempts=(structs.replace(ATTEMPT, key="provision/2"),))
+OVERTAKEN_FAILED = replace(HAS_IT, attempts=(structs.replace(FAILED.attempts[0], key="provision/2"),))
 
 
 def judged(
@@ -150,7 +151,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
     proof = Proof(commit=Revision("c"), at=NOON, doubt=None, records=told)
     found = advance("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
     assert found.outcome is StepOutcome.WAITS
-    proof = replace(proof, records={**told, identity(NAMES[-1]): HAS_IT})
+    proof = structs.replace(proof, records={**told, identity(NAMES[-1]): HAS_IT})
     found = advance("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
     assert (found.outcome, found.next) == (StepOutcome.COMPLETE, None)
     assert found.why.endswith("make flatcar-2 the stream's current image")

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskResult
@@ -322,7 +323,7 @@ class Lifetime:
     def commit(self) -> Commit:
         fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
         self._commits += 1
-        fleet = replace(fleet, revision=Revision(f"{self._commits:040}"))
+        fleet = structs.replace(fleet, revision=Revision(f"{self._commits:040}"))
         return commit_of(fleet, decide(fleet))
 
     def learn(self, batch: Batch) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -17,6 +16,7 @@ from stat import S_IMODE
 
 import pygit2
 import pytest
+from msgspec import structs
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
 from tests.helpers.fleets import SEED, configured, document, give_credentials, image, mac_of, policy, profile, uuid_of
@@ -219,7 +219,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
     strange, head = b"[]\n", parse_head(store.get("strange", HEAD).content)
     digest = sha256(strange).hexdigest()
     store.put("strange", f"ops/shards/{digest}.json", strange)
-    store.put("strange", HEAD, render_head(replace(head, shards=dict.fromkeys(head.shards, digest))))
+    store.put("strange", HEAD, render_head(structs.replace(head, shards=dict.fromkeys(head.shards, digest))))
     with running(repository.bare, tmp_path, *target) as instance:
         found = until_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
         assert "is not what gitboot wrote" in found["message"]

@@ -7,13 +7,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.override_state import Medium, MediumState, State
 from gitboot.controller import checkpoint
@@ -575,7 +575,7 @@ def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained
     maintained.wait(hours=1)
     inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.overrides_of(WEB01)
     with inbox.held():
-        job = Thread(target=inbox.record, args=(WEB01, replace(record, state=State.WITHDRAWING)), daemon=True)
+        job = Thread(target=inbox.record, args=(WEB01, structs.replace(record, state=State.WITHDRAWING)), daemon=True)
         job.start()
         job.join(60)
         assert not job.is_alive()
@@ -623,10 +623,10 @@ def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(
 def test_a_medium_that_is_ejected_after_its_override_was_withdrawn_is_noted(maintained: Maintained) -> None:
     (set_,) = maintained.bench.knowledge.overrides_of(WEB01)
     medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
-    withdrawn = replace(set_, state=State.WITHDRAWN, medium=medium)
-    ejected = withdrawn.having(replace(medium, state=MediumState.EJECTED))
+    withdrawn = structs.replace(set_, state=State.WITHDRAWN, medium=medium)
+    ejected = withdrawn.having(structs.replace(medium, state=MediumState.EJECTED))
     assert withdrawn.is_ended_by(ejected)
-    assert not withdrawn.is_ended_by(replace(set_, state=State.WITHDRAWING))
+    assert not withdrawn.is_ended_by(structs.replace(set_, state=State.WITHDRAWING))
     assert not ejected.is_ended_by(withdrawn)
 
 

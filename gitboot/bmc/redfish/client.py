@@ -7,13 +7,13 @@ import logging
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final, Self
 from urllib.parse import urljoin, urlsplit
 
+from msgspec import structs
 from requests import Request, Response
 from requests.exceptions import RequestException
 from sushy import exceptions
@@ -158,7 +158,7 @@ class BmcConnection:
             manager = self.read(seen.manager)
         except BmcRejected:  # a role that may not see the Manager, a path that leads nowhere
             return seen
-        return replace(seen, marks=read_clock(seen.marks, manager, clock()))
+        return structs.replace(seen, marks=read_clock(seen.marks, manager, clock()))
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
         """Write what differs from ``seen``, unless the BMC has changed since: then `BmcChanged`.
@@ -180,7 +180,7 @@ class BmcConnection:
         if seen.reset_types or seen.reset_info is None:
             return seen
         try:
-            return replace(seen, reset_types=reset_types(self.read(seen.reset_info)))
+            return structs.replace(seen, reset_types=reset_types(self.read(seen.reset_info)))
         except BmcRejected:  # a path that leads nowhere
             return seen
 
@@ -354,7 +354,7 @@ class RedfishFirmware:
             resource = self._bmc.read(seen.secure_boot_path)
         except BmcRejected:
             return seen
-        return replace(seen, secure_boot=starts_only_signed(resource))
+        return structs.replace(seen, secure_boot=starts_only_signed(resource))
 
     def with_uri(self, seen: Observed) -> Observed:
         """Read what firmware boots by HTTP, in one more request; not again before the machine's marks move.
@@ -370,7 +370,7 @@ class RedfishFirmware:
                 self._uri = since, setting.read(self._bmc.read(seen.bios).attributes)
             except BmcRejected:
                 self._uri = since, None
-        return replace(seen, firmware_uri=self._uri[1])
+        return structs.replace(seen, firmware_uri=self._uri[1])
 
     def keep_uri(self, uri: str, seen: Observed) -> bool:
         """Have firmware keep a URI from the next reset on, in place of what was seen; False: it is to already.
@@ -412,7 +412,7 @@ class RedfishDrives:
         if not paths and seen.manager is not None:
             collection = self._bmc.read(seen.manager).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
-        return replace(seen, slots=tuple(slot_of(self._bmc.read(path)) for path in paths))
+        return structs.replace(seen, slots=tuple(slot_of(self._bmc.read(path)) for path in paths))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image, which the BMC fetches by itself."""

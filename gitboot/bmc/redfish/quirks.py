@@ -7,9 +7,10 @@ for what it does not say of itself, or says wrongly: docs/bmcs.md has both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct
 
 from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import is_allowed
@@ -29,8 +30,7 @@ class Mode(Enum):
     NEVER = "never: it is read-only"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirmwareUri:
+class FirmwareUri(Struct, frozen=True, kw_only=True):
     """A BIOS attribute with what firmware boots by HTTP, whatever DHCP says; it changes at a reset, and stays."""
 
     attribute: str
@@ -46,8 +46,7 @@ class FirmwareUri:
         return "" if is_off else uri
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Quirks:
+class Quirks(Struct, frozen=True, kw_only=True):
     """One row: whom it is about, what is different, who says so."""
 
     name: str

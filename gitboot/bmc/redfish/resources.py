@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state import MediaSlot, Observed, Override
@@ -37,8 +38,7 @@ _RESET = ("Actions", "#ComputerSystem.Reset")
 _PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True, kw_only=True):
     """A Redfish resource as it was read."""
 
     url: str  # where it was found, after a redirect
@@ -167,7 +167,7 @@ def read_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
         return marks
     ahead_s = round((in_utc(instant) - at).total_seconds())
     reset = _text(manager.body.get("LastResetTime"))
-    return replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead_s, manager_reset_time=reset)
+    return structs.replace(marks, bmc_time=bmc_time, bmc_ahead_s=ahead_s, manager_reset_time=reset)
 
 
 def observe_identity(system: Mapping[str, Any]) -> Shown:

@@ -9,13 +9,13 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
+from msgspec import Struct
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException, TooManyRedirects
@@ -48,8 +48,7 @@ class RequestGivenUp(RequestException):
         super().__init__(message)
 
 
-@dataclass(slots=True)
-class Reach:
+class Reach(Struct):
     """Which addresses a connection may be made to, and which certificate it has to meet there."""
 
     allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
@@ -335,8 +334,7 @@ Door: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
 _NoSession: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct):
     path: str
     was_used: bool = False  # whether the BMC has accepted its token
 

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
@@ -144,7 +144,7 @@ def _active(repository: FleetRepository, now: datetime) -> Decisions:
             spec = copy(server.spec)
             object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
             object.__setattr__(active, "spec", spec)
-    return decide(replace(repository, fleet=fleet, servers=servers), now)
+    return decide(structs.replace(repository, fleet=fleet, servers=servers), now)
 
 
 def _compared(

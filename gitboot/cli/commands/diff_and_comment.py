@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
@@ -120,7 +121,7 @@ def command(
         known=found.changes() if found.changes is not None else None,
         writer=found.writer,
     )
-    result = dataclasses.replace(result, signers=found.signers)
+    result = structs.replace(result, signers=found.signers)
     for output in outputs:
         output.write(_written(output.format, result, path, range))
     codes = {ReviewOutcome.INVALID: Exit.INVALID, ReviewOutcome.HELD: Exit.HELD}

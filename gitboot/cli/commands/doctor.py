@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit
@@ -64,7 +64,8 @@ def command(
     reject_old_variables()
     given = {word: str(path) for word, path in (("STATE", state), ("OUTPUT", output)) if path is not None}
     found = tuple(
-        replace(each, hint=each.hint and filled(each.hint, given)) for each in _findings(state, output, credentials)
+        structs.replace(each, hint=each.hint and filled(each.hint, given))
+        for each in _findings(state, output, credentials)
     )
     text = partial("\n".join, [_as_text(each) for each in found])
     write_outputs(outputs, json=partial(document, items=found), text=text)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluated_fleet import planned_fleet, records_option
 from gitboot.cli.evaluator_child import evaluator_command
@@ -149,7 +149,7 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
         hint = f"the fleet is named by --path {field}" if Path(field).is_dir() else f"it has {known}"
         raise UsageError(f"{found.server} has no field {field!r} now; {hint}")
     rules = {each.rule for each in reasons}
-    return replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
+    return structs.replace(found, reasons=reasons, lost=tuple(each for each in found.lost if each.rule in rules))
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:

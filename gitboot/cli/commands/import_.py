@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import click
+from msgspec import Struct
 
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
@@ -43,8 +43,7 @@ Importing again writes what has changed in the source, and leaves alone what peo
 SYSTEM and what SOURCE, a file or a directory, is:"""
 
 
-@dataclass(frozen=True, slots=True)
-class OldSystem:
+class OldSystem(Struct, frozen=True):
     """A system, and what of it is read."""
 
     read: Callable[[Texts], Estate]

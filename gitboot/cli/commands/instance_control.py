@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import done_in, folders_of, held_changes, looked_at, output_of, request, told_to
@@ -167,7 +167,7 @@ def allow_installs_command(state: Path) -> None:
         at = now()
         with looked_at(state, at) as instance:
             commit, knowledge = instance.commit, instance.knowledge
-            without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
+            without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
             before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
             names = released(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here

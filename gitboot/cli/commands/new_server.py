@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
+from msgspec import structs
 
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.options import VARIABLES, credentials_option, path_option
@@ -79,8 +79,8 @@ def server(
             if seen is not None and new.macs.keys().isdisjoint(behind.macs):
                 raise UsageError(f"the machine behind {address} has other MAC addresses than the one that was seen")
             new = behind
-        new = replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
-        new = replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
+        new = structs.replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
+        new = structs.replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
         chosen = parse_name(name)
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
@@ -121,7 +121,7 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     macs = {mac: names.get(mac) for mac in machine.macs}
     architecture = Architecture(inventory.architecture) if inventory.architecture is not None else None
     firmware = Firmware(inventory.firmware) if inventory.firmware is not None else None
-    new = replace(new, macs=macs, architecture=architecture, firmware=firmware)
+    new = structs.replace(new, macs=macs, architecture=architecture, firmware=firmware)
     return new, f"{about} Found in it: {inventory}."
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
+from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import evaluation_limits, evaluator_command
 from gitboot.cli.instance_client import informant_at, proof_by
@@ -177,8 +177,7 @@ def advance_stream(
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Proposal:
+class _Proposal(Struct, frozen=True, kw_only=True):
     made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch was there already; Nothing: a dry run
     file: str
     message: str
@@ -210,7 +209,7 @@ def _change(found: Headway, snapshot: Snapshot, repository: FleetRepository) -> 
     origin = repository.origins[Id("ImageStream", found.stream)]
     content = rewritten(snapshot.read(origin.blob), origin.document, _PERCENT, str(found.next))
     blob = BlobId(f"step {found.next} of {found.stream}")
-    changed = replace(
+    changed = structs.replace(
         snapshot,
         revision=Revision(f"{snapshot.revision} and {blob}"),
         blobs={**snapshot.blobs, origin.path: blob},
@@ -239,13 +238,13 @@ def _propose(path: Path, base: Revision, planned: _Proposal, content: bytes, *, 
                 f"the branch {branch} is there already, and has another {planned.file}, as of an earlier rollout: "
                 "delete it, or name another one with --branch"
             )
-        return replace(planned, made="Proposed")
+        return structs.replace(planned, made="Proposed")
     if dry_run:
         return planned
     if branch is None:
         write_output_file(path / planned.file, [content])
-        return replace(planned, made="Written")
-    return replace(planned, made="Written", commit=propose(path, base, branch, files, planned.message, now()))
+        return structs.replace(planned, made="Written")
+    return structs.replace(planned, made="Written", commit=propose(path, base, branch, files, planned.message, now()))
 
 
 _WORDS: Final = {

@@ -7,12 +7,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import structs
 
 from gitboot.child_processes import raise_limits, reap_orphans, uncollected
 from gitboot.cli.commands.prepare_tree import prepare_command
@@ -459,7 +459,7 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
     from gitboot.controller.instance.standby import Standby
 
-    settings = replace(settings, spool=settings.spool_folder)
+    settings = structs.replace(settings, spool=settings.spool_folder)
     if settings.spool is not None:
         make_spool(settings.spool)
     standby = Standby(settings, tell, _clock, prepare_command(settings))
@@ -565,7 +565,7 @@ def _dry_run(settings: Settings) -> Exit:
 
     def tell_dry(event: Event) -> None:
         if event.type in would:
-            event = replace(event, type=would[event.type], message=f"not done: {event.message}")
+            event = structs.replace(event, type=would[event.type], message=f"not done: {event.message}")
         tell(event)
 
     with tried_out(settings, tell=tell_dry, clock=_clock) as (instance, source, looked):
@@ -626,10 +626,10 @@ def serving(
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
 
         def how_they_fare() -> Endpoints:
-            found = replace(workers.counted(), unread=files.failures())
+            found = structs.replace(workers.counted(), unread=files.failures())
             if certificate is None:
                 return found
             certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
-            return replace(found, certificate=certificate.failure)
+            return structs.replace(found, certificate=certificate.failure)
 
         yield how_they_fare

@@ -7,13 +7,13 @@ import os
 import signal
 import socket
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import structs
 
 from gitboot.child_processes import end_with, python, raise_limits, reap_orphans, uncollected
 from gitboot.cli.endpoint_options import (
@@ -149,7 +149,7 @@ def command(
             from gitboot.endpoint.webhooks import Pushes, PushSecret
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # as `gitboot reconcile` asks for it
-            clients = replace(clients, pushes=Pushes(PushSecret(push_secret), fetch))
+            clients = structs.replace(clients, pushes=Pushes(PushSecret(push_secret), fetch))
         _work(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
             access=access,
@@ -260,7 +260,7 @@ def _work(
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         words = Words(*folders(output, spool))
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)
-        clients = replace(clients, asked=UnknownAsked(spool))
+        clients = structs.replace(clients, asked=UnknownAsked(spool))
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
         _tell_news(files, clients.certificate)

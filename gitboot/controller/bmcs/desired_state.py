@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.override_session import BmcTask
 from gitboot.bmc.override_state import Override, Wanted
@@ -34,8 +35,7 @@ from gitboot.resolve.server_plan import (
 SITE = "Site"  # maxUnavailablePer, where it names no label
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PowerPlan:
+class PowerPlan(Struct, frozen=True, kw_only=True):
     """What is to become of one machine's power, and among whom it has its turn."""
 
     switching: Switching
@@ -47,7 +47,7 @@ class PowerPlan:
 
     def switching_for(self, switches: Iterable[SwitchRecord], *, now: bool) -> Switching | None:
         """Return the switching that a task brings about or follows up; ``now``: the machine's turn has come."""
-        return replace(self.switching, now=now) if self.is_due or self._is_open(switches) else None
+        return structs.replace(self.switching, now=now) if self.is_due or self._is_open(switches) else None
 
     def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
         """Return whether a machine is to be switched, as far as the ledger knows."""
@@ -58,7 +58,7 @@ class PowerPlan:
         """Return a plan that only waits until the machine is back; None: it was not switched."""
         if not self._is_open(switches):
             return None
-        return replace(self, is_due=False, switching=replace(self.switching, may_ask=False))
+        return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_ask=False))
 
     def _is_open(self, switches: Iterable[SwitchRecord]) -> bool:
         return any(each.reason == self.switching.reason and each.state.is_open for each in switches)
@@ -142,7 +142,7 @@ def carry_switches(learning: Learning, commit: Commit, changed: Collection[str])
         for each in decision.maintenances if switches else ():
             record = switches.get(_reason(each, switches))
             if record is not None and record.end is not None and (each.end is None or each.end > record.end):
-                learning.switches.note(decision.uuid, replace(record, end=each.end))
+                learning.switches.note(decision.uuid, structs.replace(record, end=each.end))
 
 
 def settle_switches(
@@ -151,7 +151,7 @@ def settle_switches(
     """Take a person's word for what became of what was done to a machine's power; return of how many."""
     meant = [each for each in learning.switches.of(uuid) if each.state is not state and which(each)]
     for each in meant:
-        learning.switches.note(uuid, replace(each, state=state))
+        learning.switches.note(uuid, structs.replace(each, state=state))
     return len(meant)
 
 
@@ -229,7 +229,7 @@ def desired_state(
         is_new = is_new or wanted.is_new(own)
         # A person has said, of all servers at once, that none is installed, and nothing else is known of this one.
         is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
-        wanted = replace(
+        wanted = structs.replace(
             wanted,
             ends=_end_of(wanted, state),
             is_first=is_bare and knowledge.facts.initialised == Beginning.FRESH,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import NO_SIGN, Sign, pair_of
 from gitboot.bmc.identity import Sharing, known_at
@@ -86,8 +87,7 @@ _DOUBTS: Final = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Subject(BmcTask):
+class Subject(BmcTask, frozen=True, kw_only=True):
     """One machine that has a BMC, or on whose BMC something of gitboot's may stand."""
 
     decision: Decision | None  # None: no document describes it any more
@@ -130,8 +130,7 @@ class Subject(BmcTask):
         return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
+class Inspection(Struct, frozen=True, kw_only=True):
     """What was found."""
 
     subject: Subject
@@ -461,8 +460,7 @@ def _facts(override: Override, **more: Any) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Powered:
+class Powered(Struct, frozen=True, kw_only=True):
     """What is to be done to one machine's power, or was."""
 
     subject: Subject
@@ -523,11 +521,11 @@ def switch(
         try:
             bmc.reset(step, seen)
         except (BmcBusy, BmcRejected) as error:
-            return replace(powered, step=NotSwitched(why=str(error)))
+            return structs.replace(powered, step=NotSwitched(why=str(error)))
         except BmcUnreachable as error:
             why = f"{error}: whether it has taken {step} is not known; look before you ask again"
-            return replace(powered, step=NotSwitched(why=why), sent=None)
-        return replace(powered, sent=True)
+            return structs.replace(powered, step=NotSwitched(why=why), sent=None)
+        return structs.replace(powered, sent=True)
 
     def failed(subject: Subject, error: Failure) -> Powered:
         return Powered(subject=subject, seen=None, step=NotSwitched(why=str(error)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+
+from msgspec import Struct, field, structs
 
 from gitboot.bmc.override_session import BmcTask, Outcome
 from gitboot.bmc.override_state import State
@@ -21,7 +22,9 @@ def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience
     A maintenance stops if one of its machines has not come back within ``patience``.
     """
     if not schedule.power:
-        return replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
+        return (
+            structs.replace(schedule, going=frozenset(), stopped={}) if schedule.going or schedule.stopped else schedule
+        )
     going, members, uuids = set(), [], {}
     for uuid, power in sorted(schedule.power.items()):
         task, seen = schedule.tasks[uuid], schedule.bmcs.get(uuid)
@@ -48,7 +51,7 @@ def grant_turns(schedule: Schedule, knowledge: Knowledge, at: datetime, patience
             )
         )
     found = choose_turns(members, at, patience)
-    return replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
+    return structs.replace(schedule, going=frozenset(going | {uuids[name] for name in found.go}), stopped=found.stopped)
 
 
 def _is_ready(
@@ -87,8 +90,7 @@ def _is_back(power: PowerPlan, seen: BmcState | None, record: SwitchRecord) -> b
     return power.run_at is not None and power.run_at >= record.since
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """A server of a maintenance that switches power, as far as it is known."""
 
     name: str
@@ -100,8 +102,7 @@ class Member:
     down: bool = False  # whether it is, or may be, down without having been switched
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WhoseTurn:
+class WhoseTurn(Struct, frozen=True, kw_only=True):
     """Whose turn it is, by names."""
 
     go: frozenset[str] = frozenset()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 from zlib import crc32
+
+from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import CannotTell, Sharing
@@ -36,8 +37,7 @@ _REST: Final = timedelta(minutes=1)  # after too many failures in a row
 _FINE: Final = (None, Outcome.UNCHANGED, Outcome.APPLIED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BmcState:
+class BmcState(Struct, frozen=True, kw_only=True):
     """When a BMC is due again, and what its last task found."""
 
     name: str  # of its server
@@ -74,8 +74,7 @@ class BmcState:
         return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.asks or self.outcome)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True, kw_only=True):
     """The tasks of all BMCs, when each is due, and what the last tasks found."""
 
     most_failures: int = 20  # in a row, until nothing more is set for a while
@@ -120,7 +119,7 @@ class Schedule:
         found = {uuid: each for uuid, each in changed.items() if each is not None}
         failing = {uuid for uuid, each in found.items() if not each.is_fine}
         left = {uuid for uuid, each in found.items() if each.left_to_dhcp is not None}
-        return replace(
+        return structs.replace(
             self,
             bmcs=bmcs,
             agenda=self.agenda.moved({uuid: each.due if each is not None else None for uuid, each in changed.items()}),
@@ -183,7 +182,7 @@ def plan_tasks(
             tasks[uuid] = desired.task
             if desired.power is not None:
                 power[uuid] = desired.power
-    schedule = replace(
+    schedule = structs.replace(
         schedule,
         may_set=may_set,
         is_named=is_named,
@@ -205,7 +204,7 @@ def due_tasks(
     """Return the tasks that are due, because of the time or because plans want something else, and the schedule."""
     sharing = schedule.sharing.after(knowledge.pins, knowledge.machines)
     if sharing is not schedule.sharing:
-        is_same, schedule = sharing.values == schedule.sharing.values, replace(schedule, sharing=sharing)
+        is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
         if not is_same:  # whoever was held because of what several BMCs show is asked now
             schedule = reschedule_now(schedule, schedule.failing, at)
     candidates = {*changed, *schedule.refused, *schedule.going, *schedule.agenda.due(at)}
@@ -229,7 +228,7 @@ def due_tasks(
         has_new_intent = not _open_intents(uuid, knowledge) <= before.intents
         unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))  # fetches that this BMC judges
         made.append(
-            replace(
+            structs.replace(
                 task,
                 only_read=unread or has_new_intent,
                 pinned=knowledge.pins.get(uuid),
@@ -238,7 +237,7 @@ def due_tasks(
                 switching=power.switching_for(task.switches, now=uuid in schedule.going) if power is not None else None,
             )
         )
-    return _admit(replace(schedule, refused=frozenset()), made, at)
+    return _admit(structs.replace(schedule, refused=frozenset()), made, at)
 
 
 def _is_asked_anew(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
@@ -256,7 +255,11 @@ def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple
     probing = until is None or at >= until
     admitted, put_off = [], {}
     for task in made:
-        task = replace(task, switching=replace(task.switching, now=False)) if task.switching is not None else task
+        task = (
+            structs.replace(task, switching=structs.replace(task.switching, now=False))
+            if task.switching is not None
+            else task
+        )
         if task.only_read or any(each.stays_behind for each in task.records):
             admitted.append(task)
         elif probing:
@@ -264,8 +267,8 @@ def _admit(schedule: Schedule, made: list[BmcTask], at: datetime) -> tuple[tuple
             admitted.append(task)
         else:
             before = schedule.bmcs[task.uuid]
-            put_off[task.uuid] = replace(before, due=max(before.due, until or at))
-    return tuple(admitted), replace(schedule.with_bmcs(put_off), resting_until=until)
+            put_off[task.uuid] = structs.replace(before, due=max(before.due, until or at))
+    return tuple(admitted), structs.replace(schedule.with_bmcs(put_off), resting_until=until)
 
 
 def note_submission(
@@ -277,9 +280,9 @@ def note_submission(
         before = schedule.bmcs[task.uuid]
         if task.uuid not in taken:
             refused.add(task.uuid)
-            changed[task.uuid] = replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
+            changed[task.uuid] = structs.replace(before, due=at + FIRST_RETRY)  # its end wakes the loop before that
             continue
-        changed[task.uuid] = replace(
+        changed[task.uuid] = structs.replace(
             before,
             name=task.server,
             late_since=before.late_since if before.wanted == task.wanted else None,
@@ -290,7 +293,7 @@ def note_submission(
             judges=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
             intents=_open_intents(task.uuid, knowledge),
         )
-    return replace(schedule.with_bmcs(changed), refused=schedule.refused | refused)
+    return structs.replace(schedule.with_bmcs(changed), refused=schedule.refused | refused)
 
 
 def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
@@ -311,8 +314,8 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     """Return the schedule with these BMCs due now and their failure counts cleared."""
     if not uuids:
         return schedule
-    found = {uuid: replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
-    return replace(schedule.with_bmcs(found), resting_until=None)
+    found = {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
+    return structs.replace(schedule.with_bmcs(found), resting_until=None)
 
 
 # What came of it
@@ -332,13 +335,13 @@ def note_results(
         if (before := schedule.bmcs.get(result.uuid)) is None:
             continue
         now = _reschedule(before, result, knowledge, at, schedule.jitter)
-        changed[result.uuid] = replace(now, due=at) if result.uuid in judged else now
+        changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
     if schedule.failures < schedule.most_failures and schedule.resting_until is not None:
         # Put off until one answers, as one has.
         rested = schedule.resting_until
-        freed = {uuid: replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
+        freed = {uuid: structs.replace(each, due=at) for uuid, each in schedule.bmcs.items() if each.due == rested}
         changed = {**freed, **changed}
-        schedule = replace(schedule, resting_until=None)
+        schedule = structs.replace(schedule, resting_until=None)
     return schedule.with_bmcs(changed)
 
 
@@ -347,16 +350,16 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
     if not result.asked:
         return schedule
     if result.answered:
-        return replace(schedule, failures=0, has_asked=True)
+        return structs.replace(schedule, failures=0, has_asked=True)
     failures, last = schedule.failures + 1, f"the last {result.server}: {result.message}"
     resting = schedule.resting_until
     if failures >= schedule.most_failures:
         resting = resting or at + _REST
-    return replace(schedule, failures=failures, last_failure=last, resting_until=resting, has_asked=True)
+    return structs.replace(schedule, failures=failures, last_failure=last, resting_until=resting, has_asked=True)
 
 
 def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
-    now = replace(
+    now = structs.replace(
         before,
         outcome=result.outcome,
         message=result.message,
@@ -370,24 +373,26 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     if (seen := result.observed) is not None:
         shows_progress = seen.marks.boot_progress is not None
         by_dhcp = left_to_dhcp(wanted.override, seen) if wanted is not None else None
-        now = replace(now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, left_to_dhcp=by_dhcp)
+        now = structs.replace(
+            now, power=seen.power, in_post=seen.in_post, shows_progress=shows_progress, left_to_dhcp=by_dhcp
+        )
     if now.is_fine:
-        return replace(now, failures=0, late_since=None)
-    now = replace(now, late_since=before.late_since or at)
+        return structs.replace(now, failures=0, late_since=None)
+    now = structs.replace(now, late_since=before.late_since or at)
     is_withdrawing = any(
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
         for each in knowledge.overrides_of(result.uuid)
     )
     if result.outcome is Outcome.STALLED:  # asked often, a BMC that refuses a password locks its account
-        now = replace(now, due=at + LONGEST_RETRY)
+        now = structs.replace(now, due=at + LONGEST_RETRY)
     elif result.answered and is_withdrawing:
-        now = replace(now, due=at + WITHDRAW_EVERY)
+        now = structs.replace(now, due=at + WITHDRAW_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
         wait = min(FIRST_RETRY * 2**before.failures, LONGEST_RETRY) * (1 - jitter * spread)
-        now = replace(now, due=at + wait, failures=min(before.failures + 1, 10))
+        now = structs.replace(now, due=at + wait, failures=min(before.failures + 1, 10))
     if result.retry_after_s is not None:
-        now = replace(now, due=max(now.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY)))
+        now = structs.replace(now, due=max(now.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY)))
     return now
 
 

@@ -6,12 +6,13 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import ArtifactWatch, Lookout, ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
@@ -91,8 +92,7 @@ Fence = Callable[[], None]  # raises where another instance may act, right befor
 WriteRecord = Callable[[SystemUuid, OverrideRecord | SwitchRecord], None]  # stores what a job at a BMC is about to do
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dependencies:
+class Dependencies(Struct, frozen=True, kw_only=True):
     """What an instance works with and does not own: each real, or a test's."""
 
     store: Store  # the open ledger
@@ -130,8 +130,7 @@ class Dependencies:
 MakeBmcs = Callable[[Settings, Dependencies, WriteRecord], BmcPool]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True, kw_only=True):
     """An instance, put together."""
 
     reconciler: Reconciler
@@ -215,14 +214,14 @@ def _start(settings: Settings, dependencies: Dependencies) -> InstanceState:
         site=settings.site,
     )
     knowledge = known(store) if dependencies.read is None else dependencies.read
-    knowledge = replace(knowledge, facts=instance_tables.read(store))
+    knowledge = structs.replace(knowledge, facts=instance_tables.read(store))
     if dependencies.owner == knowledge.facts.identity and ahead(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
     ):
         instance_tables.doubt(store, "RestoredLedger")  # it knows less than the tree that it published
-        knowledge = replace(knowledge, facts=instance_tables.read(store))
+        knowledge = structs.replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
-        knowledge = replace(knowledge, published=records)
+        knowledge = structs.replace(knowledge, published=records)
     standing = InstanceState(
         knowledge=knowledge,
         keys=dependencies.keys,
@@ -431,7 +430,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
-        yield stack.enter_context(build(replace(settings, spool=empty), dependencies)), source, looked
+        yield stack.enter_context(build(structs.replace(settings, spool=empty), dependencies)), source, looked
 
 
 @contextmanager
@@ -622,8 +621,7 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
 # To look at
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class Look(Struct, frozen=True, kw_only=True):
     """What an instance goes by: the commit that it accepted last, and what it knows."""
 
     commit: Commit
@@ -663,7 +661,7 @@ def looked_at(
         learnt = learn(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         seen = instance_tables.sightings(store, place_of(directory))
-        knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
+        knowledge = structs.replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
         yield Look(commit=commit, knowledge=knowledge, keys=keys)
 
 
@@ -693,4 +691,4 @@ def _known_offline(store: Store) -> Knowledge:
     found = known(store)
     if found.is_trusted or found.facts.output is None:
         return found
-    return replace(found, published=records_in(Path(found.facts.output)))
+    return structs.replace(found, published=records_in(Path(found.facts.output)))

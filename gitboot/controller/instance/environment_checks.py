@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, pair_of
@@ -34,8 +35,7 @@ class Health(StrEnum):
     WRONG = "wrong"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Examined:
+class Examined(Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""
 
     subject: str

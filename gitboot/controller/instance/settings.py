@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
 from gitboot.controller.instance.state_directory import SPOOL
@@ -23,8 +24,7 @@ from gitboot.status.conditions import Event
 DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GitSettings:
+class GitSettings(Struct, frozen=True, kw_only=True):
     """Where commits come from."""
 
     repository: str  # a path or a URL
@@ -42,8 +42,7 @@ class GitSettings:
         return (self.disk_mebibytes or DISK_MEBIBYTES) << 20
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrustSettings:
+class TrustSettings(Struct, frozen=True, kw_only=True):
     """Whose commits count; nothing in a repository or a user's Git configuration says so."""
 
     verify: Verify | None = None  # None: a commit counts whoever has made it
@@ -51,8 +50,7 @@ class TrustSettings:
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges them
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BmcSettings:
+class BmcSettings(Struct, frozen=True, kw_only=True):
     """How BMCs are asked."""
 
     credentials: Path | None = None  # a directory with NAME/username and NAME/password
@@ -62,8 +60,7 @@ class BmcSettings:
     jitter: float = 0.2  # by how much less than planned is waited at most
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForgeSettings:
+class ForgeSettings(Struct, frozen=True, kw_only=True):
     """Who is told what becomes of commits."""
 
     project: str  # KIND=URL
@@ -82,16 +79,14 @@ class CheckAssets(StrEnum):
     READ = "read"  # each is read once
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArtifactSettings:
+class ArtifactSettings(Struct, frozen=True, kw_only=True):
     """Whether what machines are to fetch is looked at, and how often."""
 
     check: CheckAssets = CheckAssets.HEAD
     every_s: float = 300
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True, kw_only=True):
     """What differs from one running instance to the next, and so is no part of a fleet."""
 
     output: Path

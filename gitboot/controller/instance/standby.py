@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
@@ -281,7 +281,7 @@ def _following(
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
-                    of_branch = replace(settings, git=replace(settings.git, reference=reference))
+                    of_branch = structs.replace(settings, git=structs.replace(settings.git, reference=reference))
                     source = source_of(of_branch, settings.state, fetcher)
                 source.fetch()
             with suppress(GitbootError):  # also while the remote cannot be reached
@@ -311,8 +311,7 @@ def _following(
 # The tree
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True, kw_only=True):
     """The tree of a standby: its commit, and how many servers it has."""
 
     commit: Revision
@@ -367,7 +366,9 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             site=settings.site,
         )
         # The ledger has the sightings of the other host.
-        knowledge = replace(known(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None)
+        knowledge = structs.replace(
+            known(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
+        )
         standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
         commit = _evaluated(settings, accepted, standing.plans.commit, cache)
         standing = _brought_near(standing, commit, tree, at)
@@ -407,7 +408,7 @@ def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at:
     learnt = learn(before.knowledge, batch, at).knowledge
     if learnt.settled is None or not learnt.is_trusted or not goes_by(learnt, commit):
         raise NotYetDone("nobody knows what is installed, or another ledger is named: nothing is planned")
-    knowledge = replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
+    knowledge = structs.replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
     stop = stop_of(knowledge, commit, knowledge.facts.orders)
     changed = changed_by(before.plans.commit, commit) | commit.called(before.unplanned)
     plans, different = replanned(before.plans, commit, knowledge, changed, at, stop, before.keys)
@@ -418,7 +419,7 @@ def _brought_near(before: InstanceState, commit: Commit, tree: _StandbyTree, at:
     )
     if publication.failure is not None:
         raise NotYetDone(publication.failure[1])
-    return replace(
+    return structs.replace(
         before,
         knowledge=knowledge,
         attempt=Attempt(accepted=commit),
@@ -466,7 +467,9 @@ class _StandbyTree:
         found = set()
         for name, server in states.items():
             offers = [(each, server_tables.offered(self._store, each.plan)) for each in offers_of(server)]
-            has_noted = all(known is not None and replace(each, number=known.number) == known for each, known in offers)
+            has_noted = all(
+                known is not None and structs.replace(each, number=known.number) == known for each, known in offers
+            )
             # A path needs no date in the ledger if a token in the path names its boot.
             has_dated = all(
                 token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
@@ -485,7 +488,7 @@ class _StandbyTree:
     def inventory(self) -> Inventory:
         """Return the inventory, with states of halted servers that never match."""
         held = self._tree.inventory()
-        return replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
+        return structs.replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
         return self._tree.resume(before)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Any
+
+from msgspec import Struct, structs
 
 from gitboot.bmc.override_state import Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
@@ -49,8 +51,7 @@ from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
 Networks = Iterable[IPv4Network | IPv6Network]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """What a BMC has shown, and which observations it was asked for."""
 
     uuid: SystemUuid
@@ -103,7 +104,7 @@ def _by_a_named_client(fetch: Fetch, clients: Networks) -> Fetch:
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in(observation.client, clients):
         return fetch
-    return replace(fetch, observation=replace(observation, intent=None))
+    return structs.replace(fetch, observation=replace(observation, intent=None))
 
 
 def _uses_up(fetch: Fetch) -> bool:
@@ -285,7 +286,7 @@ def _judge_consumed(learning: Learning, state: ServerState, number: int) -> None
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     if own.state is State.CONSUMED and not fetches(plan.boot) and not own.override.leaves_it_to_dhcp:
-        record_consumed(learning, replace(offer, number=number))
+        record_consumed(learning, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
         note_consumed(learning, uuid, state.decision.server, offer.key, learning.at)
 
@@ -304,7 +305,7 @@ def _judge_progress(learning: Learning, state: ServerState, reading: Reading) ->
     if offer is None or offer.boot < offer.boots:
         return
     if any(seen.marks.has_come_up_since(marks) for marks in before):
-        record_boot(learning, replace(offer, number=reading.number), learning.at, "Progress")
+        record_boot(learning, structs.replace(offer, number=reading.number), learning.at, "Progress")
         for pending in learning.pending_of(uuid):
             learning.judge(pending, "Provisioned")
 
@@ -373,7 +374,9 @@ def note_fetch(learning: Learning, offer: Offer, observation: Observation) -> bo
         )
     now = fetches.fetched(address, observation.at, observation.times)
     number = max(before.number, offer.number) if _key(offer) == before.key else before.number
-    learning.note_secret_fetches(offer.uuid, replace(before, number=number, secrets={**before.secrets, secret: now}))
+    learning.note_secret_fetches(
+        offer.uuid, structs.replace(before, number=number, secrets={**before.secrets, secret: now})
+    )
     return is_new
 
 
@@ -395,10 +398,12 @@ def confirm_fetches(learning: Learning, items: Iterable[Mapping[str, Any]]) -> l
         if (before := learning.secret_fetches_of(uuid)) is None:
             raise UsageError(f"no fetch of a secret of {item['server']} is recorded")
         secrets = {
-            name: replace(each, confirmed=(max(1, seen[0]), seen[1])) if (seen := item["seen"].get(name)) else each
+            name: structs.replace(each, confirmed=(max(1, seen[0]), seen[1]))
+            if (seen := item["seen"].get(name))
+            else each
             for name, each in before.secrets.items()
         }
-        learning.note_secret_fetches(uuid, replace(before, secrets=secrets))
+        learning.note_secret_fetches(uuid, structs.replace(before, secrets=secrets))
         names.append(str(item["server"]))
     return names
 

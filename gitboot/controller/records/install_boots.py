@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from msgspec import structs
+
 from gitboot.bmc.override_state import State
 from gitboot.controller.current_plans import changed_by
 from gitboot.controller.records.ledger_snapshot import Knowledge
@@ -59,14 +61,14 @@ def offers_of(state: ServerState) -> Iterator[Offer]:
         if plan is not None and (offer := offer_of(state.decision, plan, state.record)) is not None:
             yield offer
             if plan.data is not None and offer.phase is Phase.MAINTENANCE:
-                yield replace(offer, plan=plan.data)
+                yield structs.replace(offer, plan=plan.data)
     yield from _disk_boots_of(state)
     if (report := report_of(state.decision, state.record)) is None:
         return
     yield report
     common = state.decision.token
     if common is not None and common != report.plan and not _names_itself(state.decision, common):
-        yield replace(report, plan=common, attempt=0)
+        yield structs.replace(report, plan=common, attempt=0)
 
 
 DISK_BOOT: Final = "disk"  # the key of an offer that stands for a boot of the disk after a served installation
@@ -294,7 +296,7 @@ def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
     if _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
-        return _with(offer, record, replace(last, boots=(*last.boots, seen)))
+        return _with(offer, record, structs.replace(last, boots=(*last.boots, seen)))
     return _with(offer, record, InstallAttempt(key=_key(offer, record), number=offer.attempt, boots=(seen,)))
 
 
@@ -316,7 +318,7 @@ def started(offer: Offer, record: Record, seen: Seen) -> Record:
 
 def _begun(attempt: InstallAttempt, seen: Seen) -> InstallAttempt:
     """With the start of the boot that was given last: of which one it is, the order tells in which they are seen."""
-    return replace(attempt, started=seen, started_boot=len(attempt.boots))
+    return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
 def failed(offer: Offer, record: Record, failure: Failure) -> Record:
@@ -326,7 +328,7 @@ def failed(offer: Offer, record: Record, failure: Failure) -> Record:
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
         return record  # news of the attempt before
-    return _with(offer, record, replace(last, failed=failure))
+    return _with(offer, record, structs.replace(last, failed=failure))
 
 
 def disk_booted(record: Record, seen: Seen) -> Record:
@@ -334,7 +336,7 @@ def disk_booted(record: Record, seen: Seen) -> Record:
     last = record.attempts[-1] if record.attempts else None
     since = record.provisioned_at
     if last is not None and last.disk_boot is None and since is not None and last.boots[-1].at <= since:
-        record = replace(record, attempts=(*record.attempts[:-1], replace(last, disk_boot=seen)))
+        record = replace(record, attempts=(*record.attempts[:-1], structs.replace(last, disk_boot=seen)))
     name = record.overwritten_by or ""
     if (run := record.runs.get(name)) is not None and run.given is not None and run.disk_boot is None:
         record = replace(record, runs={**record.runs, name: run._replace(disk_boot=seen)})
@@ -353,7 +355,11 @@ def taken_back(record: Record, seen: Seen) -> Record:
         return record
     boots = last.boots[:-1] if _is_same(last.boots[-1], seen) else last.boots
     kept = None if last.started is not None and _is_same(last.started, seen) else last.started
-    now = [replace(last, boots=boots, started=kept, started_boot=last.started_boot if kept else 0)] if boots else []
+    now = (
+        [structs.replace(last, boots=boots, started=kept, started_boot=last.started_boot if kept else 0)]
+        if boots
+        else []
+    )
     return replace(record, attempts=(*before, *now))
 
 
@@ -436,7 +442,7 @@ def offering(accepted: Commit, withheld: Withheld | None) -> Commit:
     changed = {
         (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots) for uuid, boots in here.items()
     }
-    decisions = replace(accepted.decisions, servers=merged(servers, changed))
+    decisions = structs.replace(accepted.decisions, servers=merged(servers, changed))
     return replace(accepted, decisions=decisions, withheld=here)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.credentials import pair_of
@@ -35,8 +36,7 @@ from gitboot.system_clock import Keeping, Uptime
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True, kw_only=True):
     """What has come in since the last one."""
 
     written: tuple[
@@ -66,8 +66,7 @@ class Batch:
     sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: as before
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Learnt:
+class Learnt(Struct, frozen=True, kw_only=True):
     """What is known now, and what of it is new."""
 
     knowledge: Knowledge
@@ -95,19 +94,19 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         operator_requests.obey(learning, batch.stoppage)
     operator_requests.carry_out(learning, batch.requests, batch.commit, batch.held)
     if batch.caught_up and learning.facts.gap:
-        learning.facts = replace(learning.facts, gap=False)
+        learning.facts = structs.replace(learning.facts, gap=False)
     learning.events += batch.events
     attempt, accepted, steps = batch.attempt, batch.attempt.accepted, batch.attempt.steps
     if accepted is not None:
-        learning.facts = replace(learning.facts, orders=attempt.orders, withheld=attempt.withheld)
+        learning.facts = structs.replace(learning.facts, orders=attempt.orders, withheld=attempt.withheld)
     if attempt.searched is not None:
-        learning.facts = replace(learning.facts, searched=attempt.searched)
+        learning.facts = structs.replace(learning.facts, searched=attempt.searched)
     learning.met |= attempt.met
     learning.known_pairs |= steps.let_in
     if accepted is not None and accepted.revision != learning.facts.accepted:
         learning.used_up = tuple(verdict.digest for _, verdict in steps.hops)
         taken_back = rolled_back(knowledge, sorted(steps.rolled_back), learning.facts.sequence)
-        learning.facts = replace(learning.facts, accepted=accepted.revision, rolled_back=taken_back)
+        learning.facts = structs.replace(learning.facts, accepted=accepted.revision, rolled_back=taken_back)
         learning.lost = steps.lost if steps.lost is not None else learning.lost
         provisioning.let_go(learning, steps.moves)
         learning.decide()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.credentials import Pair
@@ -35,8 +37,7 @@ from gitboot.resolve.server_plan import Offer
 from gitboot.status.conditions import Event
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Knowledge:
+class Knowledge(Struct, frozen=True, kw_only=True):
     """What is known; what of it lasts stands in the ledger."""
 
     facts: Facts  # about the ledger, and what operators hold back
@@ -180,7 +181,7 @@ class Learning:
 
     def decide(self) -> int:
         """Count a decision; return its number. Evidence of what was offered before it has a lower one."""
-        self.facts = replace(self.facts, sequence=self.facts.sequence + 1)
+        self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
     def pinned(self, uuid: SystemUuid) -> Pinned | None:
@@ -229,7 +230,7 @@ class Learning:
         approvals = dict(known.approvals)
         for each in self.approved:
             approvals[each.digest] = {**approvals.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
-        return replace(
+        return structs.replace(
             known,
             facts=self.facts,
             settled=self.settled,
@@ -279,8 +280,7 @@ class Learning:
         return not (any(new) or any(is_other) or self.sees_otherwise)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetch:
+class Fetch(Struct, frozen=True, kw_only=True):
     """What was fetched, and what the ledger says of it."""
 
     observation: Observation  # with the digest of the plan whose entry was sent
@@ -305,8 +305,8 @@ def looked_around(
             "what is installed (gitboot records begin, with the ops/records of a published tree)"
         )
     foreign = owner if owner not in (about.identity, about.heir_of) else None
-    now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
-    if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
+    now = structs.replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
+    if (now := structs.replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
             instance_tables.write_changed_facts(tx, about, now)
 
@@ -421,7 +421,7 @@ def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKey
         offer = server_tables.offered(store, digest) if digest is not None else None
         if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
             continue
-        offer = replace(offer, number=number if number is not None else offer.number)
+        offer = structs.replace(offer, number=number if number is not None else offer.number)
         path = observation.path.replace(name, digest) if name is not None else observation.path
         seen = replace(observation, path=path, digest=digest, modified=None)
         fetches.append(Fetch(observation=seen, offer=offer, noted=server_tables.was_noted(store, seen, digest)))

@@ -9,6 +9,8 @@ from enum import StrEnum
 from statistics import median
 from typing import Final
 
+from msgspec import structs
+
 from gitboot.controller.records.ledger_snapshot import Learning
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
@@ -71,22 +73,22 @@ def beat(
     _notice_set_back(learning, up)
     about = learning.facts
     if keeping is Keeping.SYNCHRONISED and about.clock != "kept":
-        about = replace(about, clock="kept")
+        about = structs.replace(about, clock="kept")
     last = about.heartbeat
     if last is None:
-        about = replace(about, heartbeat=Heartbeat(learning.at, up=up))
+        about = structs.replace(about, heartbeat=Heartbeat(learning.at, up=up))
     elif (since := learning.at - last.at) >= _BEAT_EVERY:
         intervals = (*last.intervals, since)[-_INTERVALS:]
         usual_s = median(each.total_seconds() for each in last.intervals) if last.intervals else 0
         is_gap = since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))
-        about = replace(
+        about = structs.replace(
             about, heartbeat=Heartbeat(learning.at, intervals, up), gap=about.gap or (not witnessed and is_gap)
         )
     elif learning.at < last.at and learning.known.is_trusted:
         _close_graces(learning, learning.at, is_far=-since > _MOST_BEHIND)
     learning.facts = about
     if witnessed and about.gap:
-        learning.facts = replace(about, gap=False)
+        learning.facts = structs.replace(about, gap=False)
     if turned:
         refresh(learning, up)
 
@@ -95,14 +97,14 @@ def refresh(learning: Learning, up: Uptime | None = None) -> None:
     """Note that something is written at this instant; that costs nothing besides."""
     last = learning.facts.heartbeat
     if last is not None and learning.at > last.at:
-        learning.facts = replace(learning.facts, heartbeat=last._replace(at=learning.at, up=up))
+        learning.facts = structs.replace(learning.facts, heartbeat=last._replace(at=learning.at, up=up))
 
 
 def accept_clock(learning: Learning) -> None:
     """Go by the present clock, as a person says."""
     about = learning.facts
     intervals = about.heartbeat.intervals if about.heartbeat is not None else ()
-    learning.facts = replace(about, heartbeat=Heartbeat(learning.at, intervals), clock="accepted")
+    learning.facts = structs.replace(about, heartbeat=Heartbeat(learning.at, intervals), clock="accepted")
 
 
 def _notice_set_back(learning: Learning, up: Uptime | None) -> None:
@@ -114,7 +116,7 @@ def _notice_set_back(learning: Learning, up: Uptime | None) -> None:
     if expected - learning.at >= FETCH_GRACE and learning.known.is_trusted:
         _close_graces(learning, learning.at - FETCH_GRACE, is_far=False)
         as_it_is = Uptime(up.boot, up.seconds - (learning.at - last.at).total_seconds())
-        learning.facts = replace(learning.facts, heartbeat=last._replace(up=as_it_is))
+        learning.facts = structs.replace(learning.facts, heartbeat=last._replace(up=as_it_is))
 
 
 def _close_graces(learning: Learning, since: datetime, *, is_far: bool) -> None:
@@ -136,7 +138,9 @@ def _close_graces(learning: Learning, since: datetime, *, is_far: bool) -> None:
             record,
             provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
             grace_until=None if fetched is not None and fetched > since else record.grace_until,
-            attempts=tuple(replace(each, boots=tuple(map(seen_before, each.boots))) for each in record.attempts),
+            attempts=tuple(
+                structs.replace(each, boots=tuple(map(seen_before, each.boots))) for each in record.attempts
+            ),
             consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
             runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
             unknown_serves=tuple(each._replace(seen=seen_before(each.seen)) for each in record.unknown_serves),
@@ -205,7 +209,7 @@ def begin(
         for each in servers:  # who is not in the file stays unknown
             learning.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     heir_of = about.foreign or about.heir_of
-    learning.facts = replace(
+    learning.facts = structs.replace(
         learning.facts, initialised=how, begun=learning.at, doubt=None, foreign=None, heir_of=heir_of
     )
     return f"{doubt}: the ledger begins with {_WORDED[how]}"

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
+from msgspec import structs
+
 from gitboot.controller.records.install_boots import (
     attempted,
     disk_booted,
@@ -105,7 +107,7 @@ def settle(
         written = (commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines)
         _complete_begun(learning, decisions, commit.named({*changed, *begun, *written}))
     if learning.facts.initialised is None:
-        learning.facts = replace(learning.facts, initialised="adopt")
+        learning.facts = structs.replace(learning.facts, initialised="adopt")
     learning.settled = commit.revision
 
 
@@ -231,7 +233,7 @@ def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable
         if attempt_of(decision, record) is None or overtaken_attempt(record) is not None:
             continue
         if (offer := report_of(decision, record)) is not None:
-            complete(learning, replace(offer, number=learning.facts.sequence), "Fetched")
+            complete(learning, structs.replace(offer, number=learning.facts.sequence), "Fetched")
 
 
 def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:

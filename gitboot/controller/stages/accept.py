@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import APPROVE, BEGIN
@@ -51,7 +52,9 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
     if attempt.accepted is None:
         return state  # its evaluation has not ended, or the clone lacks the commit
     # `settled` names no commit, because the records of its servers were settled before the start.
-    return replace(state, attempt=attempt, knowledge=replace(state.knowledge, settled=""), before_resume=state)
+    return structs.replace(
+        state, attempt=attempt, knowledge=structs.replace(state.knowledge, settled=""), before_resume=state
+    )
 
 
 def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.power_waves import grant_turns
@@ -30,7 +30,7 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
         return state
     components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
     overrides, unlearned = components.inbox.overrides_over(state.knowledge.overrides)
-    knowledge = replace(state.knowledge, overrides=overrides)
+    knowledge = structs.replace(state.knowledge, overrides=overrides)
     may_set = state.acts and state.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
     schedule, machines = plan_tasks(
         *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
@@ -43,7 +43,9 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     schedule = grant_turns(schedule, knowledge, at, state.longest_step)
     made, schedule = due_tasks(schedule, knowledge, machines, at)
     taken = components.bmcs.submit(made)
-    state = replace(state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset())
+    state = structs.replace(
+        state, schedule=note_submission(schedule, made, taken, knowledge, at), unplanned=frozenset()
+    )
     return _wait(state, this) if this.wait else state
 
 
@@ -56,12 +58,12 @@ def _wait(state: InstanceState, this: Pass) -> InstanceState:
             state, taken = take_inputs(state, components.store, components.inbox, this.at)
             ready = ready_part(taken, state.attempt, state.knowledge)
             batch = batch_of(state, state.attempt, ready, (), this)
-            batch = replace(batch, written=ready.written, noted=ready.noted, requests=ready.requests)
+            batch = structs.replace(batch, written=ready.written, noted=ready.noted, requests=ready.requests)
             learnt = ledger_changes.learn(state.knowledge, batch, this.at)
             ledger_snapshot.write(components.store, (learnt.news,))
             return with_changes(state, (learnt,), ready, this)
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
+        return structs.replace(state, unwritable=str(error))
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec import structs
 
 from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.controller.bmcs.schedule import (
@@ -40,9 +41,9 @@ def ready_part(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     Results of BMC tasks and fetches wait until this instance acts for the accepted commit. Fetches also wait while the
     ledger is in doubt.
     """
-    without_fetches = replace(taken, spooled=(), spool=knowledge.taken)
+    without_fetches = structs.replace(taken, spooled=(), spool=knowledge.taken)
     if attempt.accepted is None or not goes_by(knowledge, attempt.accepted):
-        return replace(without_fetches, results=())
+        return structs.replace(without_fetches, results=())
     return taken if doubt_of(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
 
 
@@ -72,7 +73,7 @@ def batch_of(state: InstanceState, attempt: Attempt, ready: Intake, events: tupl
         return batch
     settled = state.plans.commit if knowledge.settled is not None else None
     unplanned = accepted.called(state.unplanned)
-    return replace(
+    return structs.replace(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.what == BEGIN),

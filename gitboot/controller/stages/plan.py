@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import (
     Schedule,
@@ -44,12 +45,12 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
         with this.components.inbox.held():
             ledger_snapshot.write(this.components.store, (learnt.news,))
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
+        return structs.replace(state, unwritable=str(error))
     for event in learnt.news.events:
         this.components.tell(event)
     # The first plans have the machines of `unplanned`.
-    again = _plan_until_now(replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
-    return replace(again, unplanned=state.unplanned | again.unplanned)
+    again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
@@ -60,7 +61,7 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
     if state.attempt.accepted is None:
         return state
     this.components.bmcs.forget(frozenset(state.schedule.tasks))
-    return replace(
+    return structs.replace(
         state,
         plans=Plans(),
         publication=TargetState(applied=state.publication.applied),
@@ -97,12 +98,14 @@ def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> Instanc
 
     state = _plan(state, commit, this, report)
     if next_end != due:
-        state = replace(state, publication=publication, next_window_end=next_end)
+        state = structs.replace(state, publication=publication, next_window_end=next_end)
     if ended_at <= this.at:
         return state
     this.at = ended_at
-    again = _plan(replace(state, unplanned=frozenset()), commit, this, told)  # the first plans have these machines
-    return replace(again, unplanned=state.unplanned | again.unplanned)
+    again = _plan(
+        structs.replace(state, unplanned=frozenset()), commit, this, told
+    )  # the first plans have these machines
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
 
 
 def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> InstanceState:
@@ -126,4 +129,4 @@ def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> Insta
         if each is not None
         for machine in each.named(changed | different)
     }
-    return replace(state, plans=plans, unplanned=state.unplanned | machines)
+    return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)

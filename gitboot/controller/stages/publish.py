@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
@@ -35,9 +36,9 @@ def publish(state: InstanceState, this: Pass) -> InstanceState:
             this.components.target.followers.wait(PATIENCE_S)
         attempt = state.attempt
         if attempt.stands != attempt.evaluated and state.unwritable is None and state.publication.stands_for(commit):
-            state = replace(state, attempt=replace(attempt, stands=attempt.evaluated))
+            state = structs.replace(state, attempt=structs.replace(attempt, stands=attempt.evaluated))
     if commit is not None and state.publication.complete:
-        return replace(state, waits_since=None, next_window_end=None)
+        return structs.replace(state, waits_since=None, next_window_end=None)
     return _end_windows(state, this)
 
 
@@ -47,7 +48,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     if publication.complete and not components.target.is_as_left:
         message = "what was published is not there any more as it was: all of it is published anew"
         event = Event(at=at, type="TreeReplaced", message=message, warning=True)
-        publication = replace(publication, complete=False, events=(event,))
+        publication = structs.replace(publication, complete=False, events=(event,))
     if components.checkpoint is not None:
         publication = components.checkpoint.without_suspects(publication)
     forgotten = inbox.forgotten_next(knowledge.taken)
@@ -69,7 +70,7 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
     if publication.stands_for(commit) and state.unwritable is None:
         inbox.forget_spool(knowledge.taken, forgotten)
     unwritable = publication.unwritable or state.unwritable
-    return replace(state, publication=replace(publication, unwritable=None), unwritable=unwritable)
+    return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
 
 
 def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
@@ -84,8 +85,10 @@ def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> Insta
         with this.components.store.writing() as tx:
             instance_tables.write_facts(tx, left_output=left)
     except LedgerError as error:
-        return replace(state, unwritable=str(error))
-    return replace(state, knowledge=replace(state.knowledge, facts=replace(facts, left_output=left)))
+        return structs.replace(state, unwritable=str(error))
+    return structs.replace(
+        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left))
+    )
 
 
 def _left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
@@ -120,8 +123,8 @@ def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
     """
     since: datetime = state.waits_since or this.at
     if not this.wait and since <= this.at < since + QUICK_START:
-        return replace(state, waits_since=since, next_window_end=since + QUICK_START)
+        return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
     windows = this.components.windows
     servers, events = windows.end(this.at)
     publication = state.publication.owing(servers, events)
-    return replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)
+    return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import (
     machines_without_task,
@@ -25,7 +26,7 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
     """Derive the conditions, report the status and the events, and find when the next pass is due."""
     components, at = this.components, this.at
     refused, proxies = components.inbox.reported(at)
-    state = replace(
+    state = structs.replace(
         state,
         refused=refused,
         unnamed_proxies=proxies,
@@ -42,15 +43,15 @@ def report(state: InstanceState, this: Pass) -> InstanceState:
             write_events(components.store, unwritten)
             unwritten.clear()
         except LedgerError as error:  # the events are reported anyway
-            state = replace(state, unwritable=str(error))
+            state = structs.replace(state, unwritable=str(error))
             found = conditions(state, at)
     del unwritten[:-_MOST_UNWRITTEN]
     if state.unwritable is not None:
         events = (*events, Event(at=at, type="LedgerFailed", message=state.unwritable, warning=True))
     for event in folded(events):
         components.tell(event)
-    state = replace(state, conditions=found, publication=replace(state.publication, events=()))
-    components.report(replace(state.status(), stages=components.laps.facts()), at)
+    state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
+    components.report(structs.replace(state.status(), stages=components.laps.facts()), at)
     if components.checkpoint is not None:
         components.checkpoint.store(state, len(this.different), at)
     this.due = _next_due(state, this)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
+
+from msgspec import structs
 
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_inputs import Inbox, Intake
@@ -19,17 +20,17 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
     if (start := state.before_resume) is not None:
         # The ledger can be written again, so the instance starts anew. It may have changed files without a date in the
         # ledger, so all files are published again.
-        state = replace(
+        state = structs.replace(
             state,
             knowledge=start.knowledge,
             attempt=start.attempt,
             plans=start.plans,
-            publication=replace(start.publication, complete=False),
+            publication=structs.replace(start.publication, complete=False),
             unplanned=start.unplanned,
         )
     if store.is_suspect:
         store.read_back()
-        state = replace(state, knowledge=replace(known(store), published=state.knowledge.published))
+        state = structs.replace(state, knowledge=structs.replace(known(store), published=state.knowledge.published))
     state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
     return state
 
@@ -42,7 +43,7 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     """
     taken = inbox.take(state.knowledge.taken, at)
     if taken.spooled:
-        taken = replace(taken, given=never_offered(store, taken.spooled))
+        taken = structs.replace(taken, given=never_offered(store, taken.spooled))
     if not state.knowledge.is_trusted:
         return state, taken
     told = state.telling.known if state.telling is not None else None
@@ -51,6 +52,6 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
         return state, taken
     instance_tables.doubt(store, "RestoredLedger", told if is_behind and told is not None else 0)
-    doubted = replace(known(store), published=state.knowledge.records)
+    doubted = structs.replace(known(store), published=state.knowledge.records)
     everyone = state.unplanned | state.knowledge.standing
-    return replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
+    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken

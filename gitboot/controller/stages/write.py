@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import (
     note_results,
@@ -19,13 +19,13 @@ from gitboot.status.conditions import folded
 
 def write(state: InstanceState, this: Pass) -> InstanceState:
     """Write what was learned to the ledger, and go on with the accepted commit. Raises `LedgerError`."""
-    attempt = replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
+    attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
     changes = this.requested, this.learnt
     ledger_snapshot.write(this.components.store, [each.news for each in changes])
     if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
-        attempt = replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
+        attempt = structs.replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
     attempt = this.components.accepting.adopt(attempt)
-    return with_changes(replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
+    return with_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
 
 
 def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intake, this: Pass) -> InstanceState:
@@ -38,7 +38,7 @@ def with_changes(state: InstanceState, changes: tuple[Learnt, ...], ready: Intak
         schedule = note_results(schedule, ready.results, changes[-1].news.judged, knowledge, this.at)
     if hurried := frozenset[SystemUuid]().union(*(each.news.hurried for each in changes)):
         schedule = reschedule_now(schedule, hurried, this.at)
-    return replace(
+    return structs.replace(
         state,
         knowledge=knowledge,
         schedule=schedule,

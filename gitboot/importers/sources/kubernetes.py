@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct, structs
 
 from gitboot.importers.inventory import (
     Estate,
@@ -36,8 +37,7 @@ from gitboot.importers.inventory import (
 _Object = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Objects:
+class _Objects(Struct, frozen=True):
     by_kind: Mapping[str, Mapping[str, _Object]]
 
     def of(self, kind: str) -> Mapping[str, _Object]:
@@ -65,7 +65,9 @@ def read(files: Texts) -> Estate:
     known = {machine.uuid for machine in machines if machine.uuid}
     alone = [machine for machine in _by_uuid(objects) if machine.uuid not in known or machine.uuid is None]
     return Estate(
-        machines=tuple(replace(each, boot=each.boot if each.boot in boots else None) for each in (*machines, *alone)),
+        machines=tuple(
+            structs.replace(each, boot=each.boot if each.boot in boots else None) for each in (*machines, *alone)
+        ),
         boots=tuple(boot for _, boot in sorted(boots.items())),
         remarks=remark_if(
             objects.of("Secret"), lost("Secrets were not looked into: neither BMC's passwords nor user data")
@@ -103,7 +105,7 @@ def _hardware(name: str, each: _Object, objects: _Objects) -> ImportedMachine:
     )
     if nics and not any(nic.boot for nic in nics):
         remarks += (lost("allowPXE is false on all its interfaces: the server is Parked, which says the same"),)
-        nics = [replace(nic, boot=True) for nic in nics]
+        nics = [structs.replace(nic, boot=True) for nic in nics]
     data = [key for key in ("userData", "vendorData") if at(each, "spec", key)]
     return ImportedMachine(
         name=name,

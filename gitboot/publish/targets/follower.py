@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
@@ -95,14 +96,14 @@ class Follower:
                 self._doubted_since = self._clock()
             self._published += 1
             if self._following.behind_since is None:
-                self._following = replace(self._following, behind_since=self._clock())
+                self._following = structs.replace(self._following, behind_since=self._clock())
             self._changed.notify_all()
 
     def turn(self, at: datetime) -> None:
         """Have the target brought up to a transition at ``at``, which was just published: at once, if it has failed."""
         with self._changed:
             if self._following.overdue_since is None:
-                self._following = replace(self._following, overdue_since=at)
+                self._following = structs.replace(self._following, overdue_since=at)
         self.publish()
         self.retry_now()
 
@@ -174,7 +175,7 @@ class Follower:
                 if not self._held.known:  # a target without servers offers no window that has ended
                     with self._changed:
                         self._doubted_since = None
-                        self._following = replace(self._following, overdue_since=None)
+                        self._following = structs.replace(self._following, overdue_since=None)
             held = self._held
             shard = partial(self._target.shard, held.head)
             step = next_step(self._tree, glance, held, shard, self._target.most)
@@ -191,13 +192,13 @@ class Follower:
     ) -> None:
         with self._changed:
             before = self._following
-            now = replace(before, failure=failure, commit=commit or before.commit)
+            now = structs.replace(before, failure=failure, commit=commit or before.commit)
             if failure is not None:
-                now = replace(now, overdue_since=before.overdue_since or self._doubted_since)
+                now = structs.replace(now, overdue_since=before.overdue_since or self._doubted_since)
             if self._held is not None:
-                now = replace(now, withheld=len(self._held.withheld))
+                now = structs.replace(now, withheld=len(self._held.withheld))
             if reached is not None and reached == self._published and not self._ending:
-                now = replace(now, behind_since=None, overdue_since=None)
+                now = structs.replace(now, behind_since=None, overdue_since=None)
                 self._doubted_since = None
             self._following = now
             self._changed.notify_all()
@@ -261,8 +262,7 @@ _EXPECTED: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Address:
+class _Address(Struct, frozen=True, kw_only=True):
     """The settings of a target that belongs to one instance. Each kind of target has some of them."""
 
     credentials: Path | None = None  # a directory with username and password; of a bucket: key id and key
@@ -272,8 +272,7 @@ class _Address:
     serves: str | None = None  # the base URL under which machines find it; None: nobody says
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BranchAddress(_Address):
+class BranchAddress(_Address, frozen=True, kw_only=True):
     """A branch of a Git repository."""
 
     url: str
@@ -288,8 +287,7 @@ class BranchAddress(_Address):
         return f"refs/heads/{self.branch}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketAddress(_Address):
+class BucketAddress(_Address, frozen=True, kw_only=True):
     """A bucket of an S3-compatible store, and the prefix in it. Without credentials, the environment has the key."""
 
     bucket: str
@@ -303,8 +301,7 @@ class BucketAddress(_Address):
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FolderAddress(_Address):
+class FolderAddress(_Address, frozen=True, kw_only=True):
     """A folder of this machine."""
 
     folder: Path  # absolute
@@ -314,8 +311,7 @@ class FolderAddress(_Address):
         return str(self.folder)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RsyncAddress(_Address):
+class RsyncAddress(_Address, frozen=True, kw_only=True):
     """A folder of another host, which rsync reaches by ssh or by its daemon."""
 
     host: str

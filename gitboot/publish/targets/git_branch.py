@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
+
+from msgspec import structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
@@ -73,7 +74,7 @@ class BranchTarget:
         except ValueError as error:
             raise self._damaged(UNLISTED) from error
         shards = [self.shard(head, number) for number in head.shards]
-        return held(replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
+        return held(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         if (digest := head.shards.get(number)) is None:

@@ -7,12 +7,12 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct, field, structs
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
@@ -57,8 +57,7 @@ class Unit(msgspec.Struct, frozen=True, omit_defaults=True):
 Shard = Mapping[str, Unit]  # by server
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetHead:
+class TargetHead(Struct, frozen=True, kw_only=True):
     """What is read first, and written last."""
 
     ledger: str
@@ -69,8 +68,7 @@ class TargetHead:
     format: Literal[1] = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
+class Holding(Struct, frozen=True, kw_only=True):
     """What a target holds, as far as deciding needs it."""
 
     head: TargetHead
@@ -312,8 +310,7 @@ class FollowedTree:
         return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetStep:
+class TargetStep(Struct, frozen=True, kw_only=True):
     """What is written to a target and removed from it, before its head says so."""
 
     head: TargetHead  # what it says afterwards
@@ -378,7 +375,7 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     digests |= {number: digest_of(data) for number, data in rendered.items() if data}
     return TargetStep(
         manifest=glance.manifest,
-        head=replace(
+        head=structs.replace(
             held.head,
             commit=glance.commit,
             # It is this version's when nothing is left that another has made.
@@ -542,7 +539,7 @@ class StoreTarget:
         if self._seen is not None and head.writer != self._writer:
             raise self._contended(found)
         self._seen = found
-        return self._write_head(store, replace(head, ledger=self._ledger, writer=self._writer))
+        return self._write_head(store, structs.replace(head, ledger=self._ledger, writer=self._writer))
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
         """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""

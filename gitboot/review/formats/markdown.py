@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from html import escape
 from itertools import groupby
 from typing import Final
+
+from msgspec import structs
 
 from gitboot.fleet.resources import Id
 from gitboot.problems import Code, Problem, Severity
@@ -340,7 +341,7 @@ def _trips(review: Review) -> Iterator[Problem]:
             yield _annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
             hint = f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}"
-            yield replace(_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
+            yield structs.replace(_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 
 def _dangerous(review: Review) -> Iterator[Problem]:

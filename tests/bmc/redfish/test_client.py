@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import ssl
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import sushy
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
@@ -193,7 +193,7 @@ def test_a_change_of_target_is_sent_with_what_the_bmc_wants_to_be_told_anyway(
 ) -> None:
     rack = make_rack(profile=profile)
     machine, bmc = rack.machine, rack.connect()
-    _set(bmc, replace(FROM_CD, target=OverrideTarget.PXE))
+    _set(bmc, structs.replace(FROM_CD, target=OverrideTarget.PXE))
     _set(bmc, FROM_CD)
     assert _sent(machine) == sent
 
@@ -602,7 +602,7 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
 )
 def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, Any], instead: dict[str, Any]) -> None:
     body = Machine(serial="SN1", sku="0B2D").system() | given
-    expected = replace(
+    expected = structs.replace(
         Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
     )
     assert observe(Resource(url="http://bmc/x", body=body), None).shown == expected, case
@@ -634,7 +634,7 @@ def test_the_clock_is_read_once_and_only_where_there_is_one(rack: Rack) -> None:
     seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
     assert (seen.marks.bmc_time, seen.manager) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
     assert bmc.with_clock(seen, lambda: machine.now) == seen
-    without = replace(bmc.observe(), manager=None)
+    without = structs.replace(bmc.observe(), manager=None)
     assert bmc.with_clock(without, lambda: machine.now) == without
     assert [request.path for request in server.service.requests] == [machine.path, seen.manager, machine.path]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.override_session import Outcome
 from gitboot.bmc.override_state import Observed, Override, Wanted
@@ -22,7 +22,7 @@ TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"
 HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
 BY_LOADER = Wanted(reason="provision/1", plan_digest="d" * 64, override=HTTP, own_loaders=TREE)
-BY_UKI = replace(BY_LOADER, own_loaders=None)
+BY_UKI = structs.replace(BY_LOADER, own_loaders=None)
 RESTART = Switching(reason="power/check/1", manner=Manner.RESTART, override="provision/1", now=True)
 
 
@@ -68,7 +68,7 @@ def test_firmware_keeps_the_loaders_uri_from_the_reset_on_that_power_asks_for(
     assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
 
 
-@pytest.mark.parametrize("switching", [None, replace(RESTART, now=False)], ids=["no power", "not its turn"])
+@pytest.mark.parametrize("switching", [None, structs.replace(RESTART, now=False)], ids=["no power", "not its turn"])
 def test_nothing_is_written_where_no_reset_is_allowed(switching: Switching | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
     rack.bring_about(BY_LOADER, switching=switching)
@@ -78,7 +78,10 @@ def test_nothing_is_written_where_no_reset_is_allowed(switching: Switching | Non
 
 @pytest.mark.parametrize(
     "wanted",
-    [BY_UKI, replace(BY_LOADER, override=replace(HTTP, http_boot_uri=LOADER.replace("http:", "https:")))],
+    [
+        BY_UKI,
+        structs.replace(BY_LOADER, override=structs.replace(HTTP, http_boot_uri=LOADER.replace("http:", "https:"))),
+    ],
     ids=["an image", "https"],
 )
 def test_what_would_install_whoever_chooses_http_is_never_kept(wanted: Wanted, make_rack: MakeRack) -> None:
@@ -180,7 +183,9 @@ def test_it_is_read_where_it_matters_and_once_for_each_reset(make_rack: MakeRack
     rack.bring_about(BY_LOADER)
     assert reads() == 0, "it takes HttpBootUri"
     rack = rack_of(make_rack)
-    rack.bring_about(replace(BY_LOADER, override=replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None)))
+    rack.bring_about(
+        structs.replace(BY_LOADER, override=structs.replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None))
+    )
     assert reads() == 0, "no HTTP boot is wanted"
     with rack.connect() as bmc:
         for _ in range(3):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
@@ -40,7 +40,7 @@ def test_a_write_that_is_redirected_within_the_bmc_is_repeated_there(
     rack: Rack, bmc: BmcConnection, status: int
 ) -> None:
     path = rack.machine.path.rstrip("/")
-    seen = replace(bmc.observe(), settings=path)
+    seen = structs.replace(bmc.observe(), settings=path)
     rack.server.service.requests.clear()
     rack.server.fault(Redirect(location=rack.machine.path, status=status), on="PATCH")
     bmc.set_override(ONCE.override, seen)

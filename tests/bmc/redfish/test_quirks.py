@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import Override
@@ -30,10 +31,10 @@ ROOT = Path(__file__).parents[3]
 USER, PASSWORD = "gitboot", "correct horse"
 URI = "http://boot.example.net/web.efi"
 ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=URI)
-ALWAYS = replace(ONCE, enabled=OverrideEnabled.CONTINUOUS)
+ALWAYS = structs.replace(ONCE, enabled=OverrideEnabled.CONTINUOUS)
 FROM_CD = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI")
-FROM_PXE = replace(FROM_CD, target=OverrideTarget.PXE)
-OLD = replace(FROM_PXE, mode="Legacy")
+FROM_PXE = structs.replace(FROM_CD, target=OverrideTarget.PXE)
+OLD = structs.replace(FROM_PXE, mode="Legacy")
 
 
 # What real BMCs sent
@@ -109,7 +110,7 @@ class Fact:
         """The table as it would be without the fact."""
         if not self.field:
             return tuple(each for each in QUIRKS if each is not self.row)
-        poorer = replace(self.row, **{self.field: getattr(STANDARD, self.field)})
+        poorer = structs.replace(self.row, **{self.field: getattr(STANDARD, self.field)})
         return tuple(poorer if each is self.row else each for each in QUIRKS)
 
 
@@ -117,9 +118,9 @@ def _facts() -> Iterator[Fact]:
     names = {"name", "source", "manufacturers", "systems"}
     for row in QUIRKS:
         yield Fact(row, "")
-        for field in fields(row):
-            if field.name not in names and getattr(row, field.name) != getattr(STANDARD, field.name):
-                yield Fact(row, field.name)
+        for name in row.__struct_fields__:
+            if name not in names and getattr(row, name) != getattr(STANDARD, name):
+                yield Fact(row, name)
 
 
 FACTS = list(_facts())

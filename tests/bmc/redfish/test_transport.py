@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc import worker_pool
 from gitboot.bmc.override_session import Outcome, TaskResult
@@ -478,7 +479,7 @@ CALLS: list[tuple[str, Profile, str, Call]] = [
 def test_each_call_to_a_bmc_that_drips_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
     with rack.connect(read_timeout_s=60) as patient:
         seen = patient.media.with_slots(patient.observe())
-        seen = replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
+        seen = structs.replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
     rack.server.fault(SENT_FOR_HOURS, on=method, times=9)
     bmc = rack.connect(connect_timeout_s=SHORT_S, read_timeout_s=SHORT_S)
     with pytest.raises(BmcUnreachable):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.power_waves import grant_turns
@@ -303,9 +304,9 @@ def test_a_machine_that_nobody_has_read_yet_may_be_down(hall: Hall) -> None:
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
     turn = partial(grant_turns, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30))
     assert turn(schedule).going == {web01}
-    unread = replace(schedule.bmcs[web02], outcome=None)
+    unread = structs.replace(schedule.bmcs[web02], outcome=None)
     assert turn(schedule.with_bmcs({web02: unread})).going == frozenset()
-    under_way = replace(schedule.bmcs[web01], granted=True)
+    under_way = structs.replace(schedule.bmcs[web01], granted=True)
     assert turn(schedule.with_bmcs({web01: under_way})).going == frozenset()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.controller.bmcs.power_waves import Member, choose_turns
 from tests.helpers.cases import for_each
@@ -79,7 +79,7 @@ MEMBERS = st.lists(
 
 @given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
 def test_never_are_more_down_than_may_be(members: list[Member], limit: str) -> None:
-    members = [replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
+    members = [structs.replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
     found = choose_turns(members, NOON, PATIENCE)
     assert found == choose_turns(members[::-1], NOON, PATIENCE)
     for maintenance, its_group in {(each.maintenance, each.group) for each in members}:

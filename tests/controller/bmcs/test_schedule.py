@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from msgspec import structs
 
 from gitboot.bmc.override_session import Outcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, State
@@ -1148,7 +1149,7 @@ def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
     site.apply()
     (record,) = site.bench.knowledge.overrides_of(site.bench.decisions.servers["web01"].uuid)
     for state in State:
-        wrote = (replace(record, state=state),)
+        wrote = (structs.replace(record, state=state),)
         result = TaskResult(
             server="web01",
             uuid=site.bench.decisions.servers["web01"].uuid,

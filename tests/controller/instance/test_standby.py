@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 import pygit2
 import pytest
+from msgspec import structs
 
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.git.fetch import CLONE
@@ -565,7 +566,7 @@ def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(ra
         try:
             address = primary.address()
             sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
-            both = replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
+            both = structs.replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
             with pair(rack, primary, both) as hosts:
                 begun(rack, hosts)
                 eventually(lambda: web.stands)

@@ -12,13 +12,13 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.standby import Prepared, prepare
@@ -172,7 +172,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert (done.servers, done.halted) == (LARGE + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
         before = stamps(hosts.two)
-        assert replace(prepared(hosts.two), at=done.at) == done
+        assert structs.replace(prepared(hosts.two), at=done.at) == done
         assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
@@ -268,7 +268,7 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
 
 
 def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
-    shared = replace(settings_of(hosts.two), output=hosts.one.folder / "output")
+    shared = structs.replace(settings_of(hosts.two), output=hosts.one.folder / "output")
     before = tree(hosts.one)
     with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
         prepare(shared, clock=clock, warn=pytest.fail)

@@ -6,12 +6,12 @@ import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.cli.instance_client import request
 from gitboot.controller.operator_requests import APPROVE
@@ -33,7 +33,7 @@ from tests.helpers.running_instance import Instance, Repository, eventually, git
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))
 LOOSE = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
-WITHIN = replace(LOOSE, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
+WITHIN = structs.replace(LOOSE, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
 OLD, BAD = "flatcar-1", "flatcar-2"
 PARKED = "lifecycle: Parked"
 
@@ -408,7 +408,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
             assert ("until the branch has that commit again" in message) == loses_clone
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         assert [each.facts["commit"] for each in parts.events if each.type == "CommitGone"] == [revert]
-    rewinding = replace(LOOSE, allow_rewind=True)
+    rewinding = structs.replace(LOOSE, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=11))
         assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
@@ -460,8 +460,10 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     lose(tmp_path / "state" / CLONE, repository)
     git(repository.work, "reset", "--hard", bad)
     held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
-    rewinding = replace(LOOSE, allow_rewind=True, max_deletes=0)
-    with in_process(tmp_path, repository.bare, limits=replace(LOOSE, max_deletes=0), clock=lambda: NOON) as parts:
+    rewinding = structs.replace(LOOSE, allow_rewind=True, max_deletes=0)
+    with in_process(
+        tmp_path, repository.bare, limits=structs.replace(LOOSE, max_deletes=0), clock=lambda: NOON
+    ) as parts:
         turn(parts, 7, 8, 9)
         condition = history_kept(parts)
         assert condition is not None and f"{revert[:12]}, which takes the install boots of" in condition.message

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
 from gitboot.controller.operator_requests import BEGIN
@@ -441,7 +442,7 @@ class Run:
         learnt = learn(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if attempt_of(each, records.get(each.uuid)) is not None}
-        wider = replace(batch, changed={*batch.changed, *at_one}, left=None, begun=())
+        wider = structs.replace(batch, changed={*batch.changed, *at_one}, left=None, begun=())
         assert all_of(learnt) == all_of(learn(self._knowledge, wider, self.at))
         return learnt
 
@@ -451,7 +452,9 @@ class Run:
         for decision in draw.sample(servers, draw.randint(0, min(2, len(servers)))):
             drawn = draw.choice([record for record in other.records.values() if record is not None] or [Record()])
             record = begun(decision, drawn, self.at) if draw.random() < 0.8 else drawn
-            self._knowledge = replace(self._knowledge, records={**self._knowledge.records, decision.uuid: record})
+            self._knowledge = structs.replace(
+                self._knowledge, records={**self._knowledge.records, decision.uuid: record}
+            )
             self._unplanned.add(decision.uuid)
 
     def _names(self, machines: set[SystemUuid], commit: Commit) -> frozenset[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import instance_tables, server_tables
@@ -28,7 +29,7 @@ NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses
 NEW = "web02"  # waits for its first installation, if a commit has it
 MAC, ADDRESS, SERIAL = mac_of("shared"), "10.0.0.7", "CZ1234"
-LIMITS = replace(UNLIMITED, max_reinstalls=0)
+LIMITS = structs.replace(UNLIMITED, max_reinstalls=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +363,7 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
 
 
 def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Repository) -> None:
-    limits = replace(UNLIMITED, max_reinstalls=1)
+    limits = structs.replace(UNLIMITED, max_reinstalls=1)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         push(parts, repository, [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]])
         assert parts.reconciler.status.held is None
@@ -371,7 +372,7 @@ def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Re
 def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_machines(
     tmp_path: Path, repository: Repository
 ) -> None:
-    limits = replace(LIMITS, allow_rewind=True)
+    limits = structs.replace(LIMITS, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
         instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})

@@ -4,7 +4,6 @@ import re
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from msgspec import structs
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.mirror_comparison import WebMirror, compared, expected
@@ -343,7 +343,7 @@ def test_a_writer_that_comes_in_the_middle_of_a_step_is_noticed_before_the_head_
 
     def other_comes(_: int, method: str, path: str) -> None:
         if method == "PUT" and "/boot/v1/" in path:
-            store.put(bucket, f"site/{HEAD}", render_head(replace(head, writer="other")))
+            store.put(bucket, f"site/{HEAD}", render_head(structs.replace(head, writer="other")))
 
     store.fails = other_comes
     with pytest.raises(LockedByAnother, match="other; this is me"):
