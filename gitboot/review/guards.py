@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from gitboot.fleet.identities import BmcAccess, LostIdentity, machine
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio import LEFT_OUT, Digest, digest
+from gitboot.jsonio import Digest, digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
@@ -365,7 +365,7 @@ def labels_of(server: Server) -> Iterator[Label]:
 def areas_of(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
     """The whole fleet first, then the groups in their order; ``counts`` has the fields of an `Area` that are not 0."""
     labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
-    numbers = [each.name for each in fields(Area) if each.name != "label"]
+    numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
@@ -419,11 +419,10 @@ class Touched(Struct, frozen=True, kw_only=True):
 Label = tuple[str, str]  # site, fra1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Area:
+class Area(Struct, frozen=True, kw_only=True):
     """How much of a group of servers is touched."""
 
-    label: Label | None = field(metadata=LEFT_OUT)  # None: the whole fleet
+    label: Label | None  # None: the whole fleet
     size: int  # servers of the old commit, and who moved here and changes
     changed: int  # but for those that only offer less
     less: int  # servers that offer nothing that they did not offer before: no guard counts them

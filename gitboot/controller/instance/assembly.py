@@ -43,8 +43,9 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import BEGIN, REFUSED
-from gitboot.controller.reconcile import Components, Reconciler, ignore
+from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox, KeptUnknown, NotedWithdrawals, SharedSpool
+from gitboot.controller.reconcile_pass import Components, ignore
 from gitboot.controller.records.ledger_changes import Batch, learn
 from gitboot.controller.records.ledger_snapshot import (
     Knowledge,

@@ -5,126 +5,415 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, cast
 
-from gitboot.jsonio import document, facts
-from gitboot.model.json_schema import KINDS, any_document, schema
+from gitboot.jsonio import facts
+from gitboot.model.fields import Field, structure
+from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema, structure_schema
+from gitboot.problems import Problem
 from gitboot.review.change_groups import Group
-from gitboot.review.document_changes import Fate, FieldChange
+from gitboot.review.decision_changes import Changes
+from gitboot.review.document_changes import DocumentChange, Fate, FieldChange
 from gitboot.review.formats import phrases
 from gitboot.review.guards import trailer
+from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 
+Verdict = Literal["unchanged", "fine", "held", "invalid"]
+
+
+@structure
+class SideFacts:
+    """One of the two revisions."""
+
+    named: str = Field(description="As it was asked for: a branch, a commit, WORKTREE.")
+    revision: str = Field(description="The commit, WORKTREE, or of what it is the merge.")
+
+
+@structure
+class CountFacts:
+    """How much changes."""
+
+    changed: int = Field(description="Servers in both commits whose decision is another.")
+    renamed: int = Field(description="Of these, those with another name.")
+    added: int
+    removed: int
+    unchanged: int
+    images: int = Field(description="BootImages that were added, removed or edited.")
+    overrides: int = Field(description="Servers of which nothing but the override changes.")
+
+
+@structure
+class AreaFacts:
+    """A group of servers by a label, or the whole fleet."""
+
+    area: str = Field(description="all, site=VALUE or role=VALUE.")
+    size: int = Field(description="Servers of the old commit, and who moved here.")
+    changed: int = Field(description="But for those that only offer less.")
+    less: int = Field(description="Servers that offer nothing that they did not offer before.")
+    removed: int = Field(description="Removed or retired.")
+    added: int
+    reinstalled: int = Field(description="Servers that may be reinstalled.")
+
+
+@structure
+class TripFacts:
+    """A limit that is exceeded."""
+
+    guard: str
+    what: str
+    number: int
+    limit: int
+    of: int | None
+    percent: bool = Field(description="Whether the limit is a percentage.")
+    area: str
+    acknowledged: bool
+    by: str = Field(description="Who has acknowledged it; empty: nobody.")
+    acknowledgement: str = Field(description="The line for a commit's message.")
+
+
+@structure
+class SignerFacts:
+    """A commit between BASE and HEAD, and whose key has signed it."""
+
+    commit: str
+    person: str
+    key: str
+    forge: bool = Field(description="Whether it is a forge's own key, which counts for merge commits alone.")
+
+
+@structure
+class StepFacts:
+    """A commit between BASE and HEAD that somebody has to acknowledge."""
+
+    commit: str
+    acknowledgements: tuple[str, ...] = Field(description="The lines for a commit's message.")
+
+
+@structure
+class UnheededFacts:
+    """A line that was to acknowledge something, and does not."""
+
+    commit: str
+    line: str
+    why: str
+
+
+@structure
+class FieldFacts:
+    """A field before and after."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+@structure
+class CauseFacts:
+    """A document or file that servers change by."""
+
+    cause: str = Field(description="KIND/NAME, or a file's path.")
+    fate: Literal["added", "removed", "edited"]
+    documents: int = Field(description="How many: more than 1 where each server has its own.")
+    fields: tuple[str, ...]
+    path: str | None
+    line: int | None
+    column: int | None
+
+
+@structure
+class EffectFacts:
+    """When a change takes effect."""
+
+    when: str
+    maintenance: str | None
+    start: str | None
+    end: str | None
+
+
+@structure
+class RenderedFacts:
+    """A unified diff of what a machine fetches."""
+
+    boot: str
+    file: str
+    lines: tuple[str, ...]
+
+
+@structure
+class OutlierFacts:
+    """In what a group renders otherwise than a larger one; each server's own values are replaced by their names."""
+
+    than: str = Field(description="The first server of the larger group.")
+    lines: tuple[str, ...] = Field(description="Lines that only this group's difference has.")
+    missing: tuple[str, ...] = Field(description="Lines that only the larger group's difference has.")
+
+
+@structure
+class GroupFacts:
+    """Servers that change alike, by the same causes, with rendered differences that are equal but for own values."""
+
+    causes: tuple[CauseFacts, ...]
+    risks: tuple[str, ...]
+    effects: tuple[EffectFacts, ...]
+    reinstalls: tuple[str, ...]
+    unknown: tuple[str, ...] = Field(description="Why it becomes unknown whether they are provisioned.")
+    servers: tuple[str, ...]
+    example: str = Field(description="The server that fields and rendered are of.")
+    own: tuple[str, ...] = Field(description="What of each server's own stands in the rendered lines that come and go.")
+    outlier: OutlierFacts | None = Field(description="null: no larger group changes by the same causes.")
+    fields: tuple[FieldFacts, ...]
+    rendered: tuple[RenderedFacts, ...] | None = Field(description="null: there are too many lines.")
+
+
+@structure
+class ServerFacts:
+    """One server that changes."""
+
+    server: str
+    before: str | None = Field(description="Its name in the old commit.")
+    fate: Literal["added", "removed", "edited"]
+    risks: tuple[str, ...]
+    group: int = Field(description="Which of groups, from 0.")
+    old: str | None = Field(description="The digest of its old decision.")
+    new: str | None
+
+
+@structure
+class ImageFacts:
+    """A BootImage that was added, removed or edited."""
+
+    image: str
+    fate: Literal["added", "removed", "edited"]
+    servers: int = Field(description="How many can boot it, before or after.")
+
+
+@structure
+class DocumentFacts:
+    """A document or file that differs, whether a decision follows from it or not."""
+
+    document: str
+    fate: Literal["added", "removed", "edited"]
+    fields: tuple[str, ...]
+
+
+@structure
+class ProblemFacts:
+    """A problem of a commit."""
+
+    path: str
+    line: int
+    column: int
+    code: str
+    severity: Literal["error", "warning"]
+    message: str
+    hint: str
+
+
+@structure
+class CredentialFacts:
+    """Whom a server's BMC credentials are for: their name, the address, and how that is trusted."""
+
+    server: str
+    old: str | None
+    new: str | None
+
+
+@structure
+class ClaimFacts:
+    """An image that claims for the first time to write no disk (writesDisk: false)."""
+
+    image: str
+    path: str
+    line: int
+    column: int
+    author: str | None = Field(description="Author and commit of the line; null: not committed.")
+
+
+@structure
+class AccessFacts:
+    """A setting of the Fleet that says who may fetch, before and after."""
+
+    field: str
+    old: tuple[str, ...] | bool | str
+    new: tuple[str, ...] | bool | str
+    widens: bool = Field(description="Whether more clients can fetch, or fetches count that did not.")
+
+
+@structure
+class DiffFacts:
+    """What `gitboot diff -o json` prints."""
+
+    api_version: Literal["gitboot.dev/v1alpha1"]
+    base: SideFacts
+    head: SideFacts
+    verdict: Verdict
+    digest: str | None = Field(description="What acknowledgements are bound to; null: HEAD is invalid.")
+    compared_with_nothing: bool = Field(description="Whether BASE holds no fleet, so that all is new.")
+    counts: CountFacts | None
+    areas: tuple[AreaFacts, ...]
+    limits: dict[str, int | bool] | None
+    trips: tuple[TripFacts, ...]
+    steps: tuple[StepFacts, ...]
+    unheeded: tuple[UnheededFacts, ...]
+    unknown_servers: tuple[RenderedFacts, ...] | None
+    shared: tuple[FieldFacts, ...] | None
+    access: tuple[AccessFacts, ...] = Field(description="Who may fetch, where that changes.")
+    images: tuple[ImageFacts, ...]
+    claims: tuple[ClaimFacts, ...] = Field(description="Images that newly claim to write no disk.")
+    groups: tuple[GroupFacts, ...]
+    servers: tuple[ServerFacts, ...]
+    documents: tuple[DocumentFacts, ...] = Field(description="Those from which no decision follows.")
+    bmcs: tuple[str, ...] = Field(description="Servers whose BMC is another, or is trusted otherwise.")
+    credentials: tuple[CredentialFacts, ...] = Field(
+        description="The same and new servers: where credentials go by it."
+    )
+    signers: tuple[SignerFacts, ...] = Field(
+        description="Whose trusted keys have signed the commits, where --verify is given."
+    )
+    problems: tuple[ProblemFacts, ...]
+    base_problems: tuple[ProblemFacts, ...]
+    reproduce: str
+
 
 def as_json(review: Review) -> str:
-    """Return a review as the JSON that `gitboot diff -o json` prints. `diff.schema.json` describes each field."""
+    """Return a review as the JSON that `gitboot diff -o json` prints."""
     changes, verdict = review.changes, review.verdict
-    servers = [
-        {
-            "server": change.name,
-            "before": change.old.server if change.old else None,
-            "fate": change.fate,
-            "risks": [risk for risk in Risk if risk in change.risks],
-            "group": number,
-            "old": change.old.digest if change.old else None,
-            "new": change.new.digest if change.new else None,
-        }
-        for number, group in enumerate(review.groups)
-        for change in group.servers
-    ]
-    of_changes: dict[str, Any] = {"counts": None, "bmcs": (), "credentials": ()}
-    of_changes |= {"areas": (), "access": (), "images": ()}
-    if changes is not None:
-        of_changes = {
-            "counts": {
-                "changed": len(changes.having(Fate.EDITED)),
-                "renamed": sum(change.renamed for change in changes.servers),
-                "added": len(changes.having(Fate.ADDED)),
-                "removed": len(changes.having(Fate.REMOVED)),
-                "unchanged": changes.unchanged,
-                "images": len(changes.images),
-                "overrides": len(changes.of(Risk.OVERRIDE_ONLY)),
-            },
-            "areas": [{**facts(each), "area": str(each)} for each in changes.areas],
-            "access": changes.access,
-            "images": [{"image": each.name, "fate": each.fate, "servers": each.in_use} for each in changes.images],
-            "bmcs": changes.moved_bmcs,
-            "credentials": [
-                {"server": each.server, "old": phrases.access(each.old), "new": phrases.access(each.new)}
-                for each in (() if changes.first else changes.bmcs)
-            ],
-        }
-    return document(
-        **of_changes,
-        base={"named": review.base.named, "revision": review.base.revision},
-        head={"named": review.head.named, "revision": review.head.revision},
-        verdict=review.outcome,
+    found = DiffFacts(
+        api_version="gitboot.dev/v1alpha1",
+        base=_described(SideFacts, review.base),
+        head=_described(SideFacts, review.head),
+        verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
-        comparedWithNothing=changes is not None and changes.first,
-        limits=verdict.limits if verdict else None,
-        trips=[{**facts(each), "acknowledgement": trailer(verdict.digest, each.guard)} for each in verdict.trips]
+        compared_with_nothing=changes is not None and changes.first,
+        counts=_counts(changes) if changes else None,
+        areas=tuple(_described(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
+        limits=facts(verdict.limits) if verdict else None,
+        trips=tuple(
+            _described(TripFacts, each, acknowledgement=trailer(verdict.digest, each.guard)) for each in verdict.trips
+        )
         if verdict
-        else [],
-        steps=[{"commit": each.commit, "acknowledgements": each.lines} for each in review.steps],
-        unheeded=review.unheeded,
-        unknownServers=review.unknown.rendered if review.unknown else None,
+        else (),
+        steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
+        unheeded=tuple(_described(UnheededFacts, each) for each in review.unheeded),
+        unknown_servers=_rendered(review.unknown.rendered) if review.unknown else None,
         shared=_fields(review.shared.fields) if review.shared else None,
-        claims=[{"image": each.image, "author": each.writer, **_coordinates(each.place)} for each in review.claims],
-        groups=[_group(each) for each in review.groups],
-        servers=sorted(servers, key=lambda each: str(each["server"])),
-        documents=[
-            {
-                "document": each.id.name if each.id.kind == "file" else str(each.id),
-                "fate": each.fate,
-                "fields": [field.dotted for field in each.fields],
-            }
-            for each in review.documents_only
-        ],
-        signers=[
-            {"commit": commit, "person": signer.person, "key": signer.key, "forge": signer.is_forge}
-            for commit, signer in review.signers
-        ],
-        problems=review.head.problems,
-        baseProblems=review.base.problems if review.base.decisions is None else (),
+        access=tuple(_described(AccessFacts, each) for each in changes.access) if changes else (),
+        images=tuple(_described(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
+        if changes
+        else (),
+        claims=tuple(
+            _described(ClaimFacts, each, author=each.writer, **_coordinates(each.place)) for each in review.claims
+        ),
+        groups=tuple(map(_group, review.groups)),
+        servers=_servers(review.groups),
+        documents=tuple(map(_document, review.documents_only)),
+        bmcs=changes.moved_bmcs if changes else (),
+        credentials=tuple(
+            CredentialFacts(server=each.server, old=phrases.access(each.old), new=phrases.access(each.new))
+            for each in changes.bmcs
+        )
+        if changes and not changes.first
+        else (),
+        signers=tuple(
+            _described(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
+        ),
+        problems=_problems(review.head.problems),
+        base_problems=_problems(review.base.problems) if review.base.decisions is None else (),
         reproduce=review.command,
+    )
+    return json.dumps(facts(found), indent=2, sort_keys=True)
+
+
+Described = TypeVar("Described")
+
+
+def _described(kind: type[Described], value: object, **others: Any) -> Described:
+    """Return the description of a value: the fields that ``others`` lacks are those of the value."""
+    names = (each.name for each in fields(cast(Any, kind)) if each.name not in others)
+    return kind(**{name: getattr(value, name) for name in names}, **others)
+
+
+def _counts(changes: Changes) -> CountFacts:
+    return CountFacts(
+        changed=len(changes.having(Fate.EDITED)),
+        renamed=sum(change.renamed for change in changes.servers),
+        added=len(changes.having(Fate.ADDED)),
+        removed=len(changes.having(Fate.REMOVED)),
+        unchanged=changes.unchanged,
+        images=len(changes.images),
+        overrides=len(changes.of(Risk.OVERRIDE_ONLY)),
     )
 
 
-def _group(group: Group) -> dict[str, Any]:
-    causes = [
-        {
-            "cause": str(each),
-            "fate": each.fate,
-            "documents": each.number,
-            "fields": [field.dotted for field in each.fields],
+def _group(group: Group) -> GroupFacts:
+    causes = (
+        _described(
+            CauseFacts,
+            each,
+            cause=str(each),
+            documents=each.number,
+            fields=tuple(field.dotted for field in each.fields),
             **_coordinates(each.place),
-        }
+        )
         for each in group.causes
-    ]
-    return {
-        "causes": causes,
-        "risks": group.risks,
-        "effects": group.effects,
-        "reinstalls": list(map(phrases.reason, group.reinstalls)),
-        "unknown": list(map(phrases.unknown, group.unknown)),
-        "servers": group.names,
-        "example": group.names[0],
-        "own": group.own,
-        "outlier": group.outlier,
-        "fields": _fields(group.fields),
-        "rendered": group.rendered,
-    }
+    )
+    return _described(
+        GroupFacts,
+        group,
+        causes=tuple(causes),
+        effects=tuple(_described(EffectFacts, each) for each in group.effects),
+        reinstalls=tuple(map(phrases.reason, group.reinstalls)),
+        unknown=tuple(map(phrases.unknown, group.unknown)),
+        servers=group.names,
+        example=group.names[0],
+        outlier=_described(OutlierFacts, group.outlier) if group.outlier is not None else None,
+        fields=_fields(group.fields),
+        rendered=_rendered(group.rendered) if group.rendered is not None else None,
+    )
 
 
 def _coordinates(place: tuple[str, int, int] | None) -> dict[str, str | int | None]:
     return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 
-def _fields(changes: Iterable[FieldChange]) -> list[dict[str, Any]]:
-    return [{"field": each.dotted, "old": each.old, "new": each.new} for each in changes]
+def _fields(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
+    return tuple(_described(FieldFacts, each, field=each.dotted) for each in changes)
+
+
+def _rendered(diffs: Iterable[RenderedDiff]) -> tuple[RenderedFacts, ...]:
+    return tuple(_described(RenderedFacts, each) for each in diffs)
+
+
+def _servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
+    found = (
+        _described(
+            ServerFacts,
+            change,
+            server=change.name,
+            before=change.old.server if change.old else None,
+            risks=tuple(risk for risk in Risk if risk in change.risks),
+            group=number,
+            old=change.old.digest if change.old else None,
+            new=change.new.digest if change.new else None,
+        )
+        for number, group in enumerate(groups)
+        for change in group.servers
+    )
+    return tuple(sorted(found, key=lambda each: each.server))
+
+
+def _document(change: DocumentChange) -> DocumentFacts:
+    name = change.id.name if change.id.kind == "file" else str(change.id)
+    return _described(DocumentFacts, change, document=name, fields=tuple(field.dotted for field in change.fields))
+
+
+def _problems(problems: Iterable[Problem]) -> tuple[ProblemFacts, ...]:
+    return tuple(_described(ProblemFacts, each) for each in problems)
 
 
 @cache
@@ -132,8 +421,22 @@ def schemas() -> Mapping[str, str]:
     """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
     made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
     made["any.json"] = any_document()
-    made["diff.schema.json"] = json.loads(Path(__file__).with_name("diff.schema.json").read_text())
+    definitions: dict[str, Any] = {}
+    found = _with_titles("DiffFacts", structure_schema(DiffFacts, definitions))
+    titled = {name: _with_titles(name, each) for name, each in definitions.items()}
+    made["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
     return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
+
+
+def _with_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a structure with titles: its name, and those of its fields that hold no structure."""
+    properties = {
+        field: each
+        if any("$ref" in branch for branch in (each, *each.get("anyOf", ())))
+        else {"title": field.title(), **each}
+        for field, each in structure["properties"].items()
+    }
+    return {**structure, "title": name, "properties": properties}
 
 
 def main(arguments: list[str]) -> int:

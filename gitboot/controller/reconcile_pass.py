@@ -1,0 +1,75 @@
+"""One pass of a reconcile: the components that its stages use, and the values that a stage hands to later stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.commit_acceptance import Accepting, Attempt
+from gitboot.controller.current_plans import WindowWatch
+from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.reconcile_inputs import Inbox, Intake
+from gitboot.controller.records.ledger_changes import Learnt
+from gitboot.controller.target_followers import Followed
+from gitboot.ledger.store import Store
+from gitboot.status.conditions import Condition, Event
+from gitboot.status.instance_status import Status
+from gitboot.status.work_progress import Laps, Stage, WorkListener
+
+
+def ignore(*_: object) -> None:
+    """Ignore an event, a status, or the end of a BMC task."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Components:
+    """The components of an instance, and the receivers of events, status, durations and progress."""
+
+    accepting: Accepting
+    inbox: Inbox
+    store: Store
+    target: Followed
+    bmcs: BmcPool
+    clock: Callable[[], datetime]  # by which a pass measures how long it takes
+    checkpoint: Checkpoint | None = None
+    tell: Callable[[Event], None] = ignore
+    report: Callable[[Status, datetime], None] = ignore
+    report_stalled: Callable[[Condition], None] = ignore
+    laps: Laps = field(default_factory=Laps)
+    listener: WorkListener = field(default_factory=WorkListener)
+    windows: WindowWatch = field(init=False)
+    unwritten: list[Event] = field(default_factory=list)  # events that the ledger does not have, because a write failed
+
+    def __post_init__(self) -> None:
+        self.windows = WindowWatch(self.target.end_windows)
+
+    def collect_results(self, *, wait_all: bool = False) -> None:
+        """Hand the results of BMC tasks that have ended to the inbox. With ``wait_all``, wait for all tasks first."""
+        results = self.bmcs.finished(wait_all=wait_all)
+        for result in results.values():
+            if result.took_s is not None:
+                self.laps.add(Stage.BMC, result.took_s)
+        self.inbox.collect(results)
+
+
+@dataclass(kw_only=True, slots=True)
+class Pass:
+    """One pass. The stages set the fields after ``time``, in this order."""
+
+    components: Components
+    before: InstanceState  # as the last pass left it
+    at: datetime  # the instant of the pass; planning a large fleet moves it
+    wait: bool  # whether the pass waits for artifacts and BMC tasks
+    time: Callable[[], datetime]  # the instant at which the pass began, plus the time since
+    taken: Intake = field(init=False)  # what came in
+    is_approval_left: bool = False  # whether an approval waits for the next pass
+    requested: Learnt = field(init=False)  # what is known after the operator requests
+    attempt: Attempt = field(init=False)  # the result of judging the newest commit
+    events: tuple[Event, ...] = ()  # of the attempt
+    ready: Intake = field(init=False)  # the part of ``taken`` that the ledger learns now
+    learnt: Learnt = field(init=False)  # what is known after the attempt and ``ready``
+    different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
+    due: datetime | None = None  # when the next pass is due; None: at the next event

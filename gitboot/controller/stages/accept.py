@@ -1,0 +1,73 @@
+"""Accept: the operator requests of the pass, and the newest commit by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import structs
+
+from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.operator_requests import APPROVE, BEGIN
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes
+from gitboot.controller.records.ledger_changes import Batch
+from gitboot.status.conditions import Event
+
+
+def accept(state: InstanceState, this: Pass) -> InstanceState:
+    """Learn what operators asked for, then accept, hold or reject the newest commit.
+
+    A request to begin with records waits for `learn`. After a start, an approval waits until the instance has found
+    again which commit a guard holds.
+    """
+    taken, attempt, telling = this.taken, state.attempt, state.telling
+    is_judged = attempt.attempted is not None and not attempt.is_preliminary
+    waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
+    this.is_approval_left = any(each.what == APPROVE for each in taken.requests if each.what in waiting)
+    # The forge knew the newest change of the ledger when gitboot opened the ledger. A ledger that went on for a time
+    # without the forge does not count.
+    is_vouched_for = telling is not None and state.opened is not None and telling.known == state.opened
+    batch = Batch(
+        keeping=state.keeping,
+        up=taken.up,
+        witnessed=taken.witnessed or (is_vouched_for and not state.was_left),
+        turned=state.plans.is_due(this.at) or attempt.attempted is None,
+        written=taken.written,
+        noted=taken.noted,
+        requests=tuple(each for each in taken.requests if each.what not in waiting),
+        stoppage=taken.stoppage,
+        events=tuple(_unproven_status(state, this)),
+        held=attempt.held,
+    )
+    this.requested = ledger_changes.learn(state.knowledge, batch, this.at)
+    this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
+    return state
+
+
+def resume(state: InstanceState, this: Pass) -> InstanceState:
+    """Go on with the commit that was accepted before a start, if the ledger could not be written since."""
+    if state.attempt.accepted is not None or not state.knowledge.is_trusted:
+        return state
+    attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)
+    if attempt.accepted is None:
+        return state  # its evaluation has not ended, or the clone lacks the commit
+    # `settled` names no commit, because the records of its servers were settled before the start.
+    return structs.replace(
+        state, attempt=attempt, knowledge=structs.replace(state.knowledge, settled=""), before_resume=state
+    )
+
+
+def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
+    """Report once a commit status that names a later change than the ledger has, and that has no proof.
+
+    Anyone who may write commit statuses can write such a status, so it has no other effect.
+    """
+    before, opened = this.before.telling.claimed if this.before.telling is not None else None, this.before.opened
+    claimed = state.telling.claimed if state.telling is not None else None
+    if claimed is not None and claimed != before and opened is not None and claimed > opened:
+        message = (
+            f"a commit status at the forge names change {claimed} of this ledger, which has come to change {opened}, "
+            "and has no proof by the ledger's key. gitboot ignores it: anyone who may write statuses, or an earlier "
+            "gitboot, can have written it. If you restored this ledger from a backup, run gitboot records begin"
+        )
+        yield Event(at=this.at, type="StatusUnproven", message=message, facts={"change": claimed}, warning=True)

@@ -1,0 +1,132 @@
+"""Plan: what each server boots now, if its decision, its record or the time asks for a new plan."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import structs
+
+from gitboot.controller.bmcs.schedule import (
+    Schedule,
+)
+from gitboot.controller.current_plans import Plans, changed_by, replanned
+from gitboot.controller.instance_state import InstanceState, TargetState
+from gitboot.controller.operator_requests import stop_of
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records import ledger_changes, ledger_snapshot
+from gitboot.controller.records.ledger_changes import Batch
+from gitboot.errors import LedgerError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.resolve.boot_limits import Halt
+from gitboot.status.work_progress import Told, Work
+
+QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
+
+
+def plan(state: InstanceState, this: Pass) -> InstanceState:
+    """Plan the servers that need it, and name the artifacts of their boots to the watch, if artifacts are checked.
+
+    With ``wait``, wait until the watch has checked them, and plan again by its result.
+    """
+    if (commit := state.commit) is None:
+        return _without_plans(state, this)
+    state = _plan_until_now(state, commit, this)
+    if (artifacts := this.components.inbox.artifacts) is None:
+        return state
+    unknown = (commit.decisions.unknown or {}).values()
+    needed = {*(each.file for each in state.plans.needs), *(file for boot in unknown for file in boot.fetched)}
+    artifacts.want(frozenset(needed), (commit.decisions.base_url, *commit.decisions.sites.values()))
+    if not this.wait:
+        return state
+    artifacts.wait()
+    learnt = ledger_changes.learn(state.knowledge, Batch(sightings=artifacts.seen()), this.at)
+    try:
+        with this.components.inbox.held():
+            ledger_snapshot.write(this.components.store, (learnt.news,))
+    except LedgerError as error:
+        return structs.replace(state, unwritable=str(error))
+    for event in learnt.news.events:
+        this.components.tell(event)
+    # The first plans have the machines of `unplanned`.
+    again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
+
+
+def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
+    """Return the state without plans, if another instance acts for the accepted commit.
+
+    Without an accepted commit, the plans of the process before this one stay.
+    """
+    if state.attempt.accepted is None:
+        return state
+    this.components.bmcs.forget(frozenset(state.schedule.tasks))
+    return structs.replace(
+        state,
+        plans=Plans(),
+        publication=TargetState(applied=state.publication.applied),
+        schedule=Schedule(most_failures=state.schedule.most_failures, jitter=state.schedule.jitter),
+        unplanned=frozenset(),
+    )
+
+
+def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
+    """Plan the servers that need it, and set the instant of the pass to that of the plans.
+
+    The first plans of a large fleet take minutes, and meanwhile no other code writes files. So this also ends the
+    windows in the tree of an earlier process that are over by now. Then it brings the plans up to that time, because
+    otherwise they would open these windows again.
+    """
+    components = this.components
+    due: datetime | None = None
+    if state.waits_since is not None:
+        due = state.next_window_end
+    elif not state.publication.complete:
+        due = this.at + QUICK_START
+    told = components.listener.of(Work.PLAN)
+    publication, next_end, ended_at = state.publication, due, this.at
+
+    def report(done: int, total: int) -> None:
+        nonlocal publication, next_end, ended_at
+        told(done, total)
+        if next_end is None or (now := this.time()) < next_end:
+            return
+        servers, events = components.windows.end(now)
+        publication, next_end = publication.owing(servers, events), components.windows.next_end
+        if servers:
+            ended_at = now
+
+    state = _plan(state, commit, this, report)
+    if next_end != due:
+        state = structs.replace(state, publication=publication, next_window_end=next_end)
+    if ended_at <= this.at:
+        return state
+    this.at = ended_at
+    again = _plan(
+        structs.replace(state, unplanned=frozenset()), commit, this, told
+    )  # the first plans have these machines
+    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
+
+
+def _plan(state: InstanceState, commit: Commit, this: Pass, told: Told) -> InstanceState:
+    """Plan the servers whose decision or record changed, or that are due.
+
+    If the ledger cannot be written, a stop counts that only the endpoints have.
+    """
+    changed = commit.called(state.unplanned) | changed_by(state.plans.commit, commit)
+    stop = stop_of(state.knowledge, commit, state.attempt.orders)
+    has_asked = state.telling is None or state.telling.asked
+    if stop is Halt.NONE and state.knowledge.facts.gap and not has_asked:
+        stop = Halt.WRITING  # the ledger was unused for long, and the forge may know that it is an older copy
+    beside = this.components.inbox.stoppage if state.unwritable is not None else None
+    if beside is not None and stop is not Halt.ALL:
+        stop = Halt.ALL if beside.everything else Halt.WRITING
+    plans, different = replanned(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
+    this.different |= different
+    machines = {
+        machine.uuid
+        for each in (state.plans.commit, plans.commit)
+        if each is not None
+        for machine in each.named(changed | different)
+    }
+    return structs.replace(state, plans=plans, unplanned=state.unplanned | machines)

@@ -1,0 +1,130 @@
+"""Publish: the files of changed servers, and the ends of windows while there are no plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+from msgspec import structs
+
+from gitboot.controller.current_plans import Plans
+from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.offered_files import LedgerNotes, published
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.stages.plan import QUICK_START
+from gitboot.controller.target_followers import PATIENCE_S
+from gitboot.errors import LedgerError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.ledger import instance_tables
+from gitboot.ledger.instance_tables import Facts
+from gitboot.model.scalars import SystemUuid
+from gitboot.render.endpoint_files import terms_of
+from gitboot.render.server_files import ServerState
+from gitboot.resolve.server_plan import Cause
+from gitboot.status.conditions import Event
+
+
+def publish(state: InstanceState, this: Pass) -> InstanceState:
+    """Publish the plans, or end the windows that are over in the tree of an earlier process."""
+    if (commit := state.commit) is not None:
+        state = _note_left_output(_publish_plans(state, commit, this), commit, this)
+        transition = this.before.plans.transitions.next
+        if transition is not None and transition <= this.at:
+            this.components.target.followers.turn(transition)
+        if this.wait:
+            this.components.target.followers.wait(PATIENCE_S)
+        attempt = state.attempt
+        if attempt.stands != attempt.evaluated and state.unwritable is None and state.publication.stands_for(commit):
+            state = structs.replace(state, attempt=structs.replace(attempt, stands=attempt.evaluated))
+    if commit is not None and state.publication.complete:
+        return structs.replace(state, waits_since=None, next_window_end=None)
+    return _end_windows(state, this)
+
+
+def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
+    components, knowledge, at = this.components, state.knowledge, this.at
+    inbox, publication = components.inbox, state.publication
+    if publication.complete and not components.target.is_as_left:
+        message = "what was published is not there any more as it was: all of it is published anew"
+        event = Event(at=at, type="TreeReplaced", message=message, warning=True)
+        publication = structs.replace(publication, complete=False, events=(event,))
+    if components.checkpoint is not None:
+        publication = components.checkpoint.without_suspects(publication)
+    forgotten = inbox.forgotten_next(knowledge.taken)
+    terms = terms_of(commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten)
+    is_same = publication.stands_for(commit) and publication.terms == terms
+    if this.different or not is_same or publication.plans.sightings is not state.plans.sightings:
+        publication = published(
+            publication,
+            state.plans,
+            commit,
+            this.different,
+            knowledge,
+            components.target,
+            LedgerNotes(components.store, knowledge.facts, at, state.unwritable),
+            at,
+            terms=terms,
+            keys=state.keys,
+        )
+    if publication.stands_for(commit) and state.unwritable is None:
+        inbox.forget_spool(knowledge.taken, forgotten)
+    unwritable = publication.unwritable or state.unwritable
+    return structs.replace(state, publication=structs.replace(publication, unwritable=None), unwritable=unwritable)
+
+
+def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
+    """Store which one-time boots an upgrade took out of OUTPUT, if the publication is complete."""
+    facts = state.knowledge.facts
+    if state.unwritable is not None or not state.publication.complete:
+        return state
+    left = _left_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
+    if left == facts.left_output:
+        return state
+    try:
+        with this.components.store.writing() as tx:
+            instance_tables.write_facts(tx, left_output=left)
+    except LedgerError as error:
+        return structs.replace(state, unwritable=str(error))
+    return structs.replace(
+        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left))
+    )
+
+
+def _left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
+
+    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
+    """
+    if facts.left_output is None and not is_upgraded:
+        return frozenset()
+    states: Iterable[ServerState] = plans.servers.values()
+    if facts.left_output is not None:
+        names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
+        states = [plans.servers[name] for name in names if name in plans.servers]
+    found = set[SystemUuid]()
+    for state in states:
+        decision, plan = state.decision, state.plan
+        is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
+        is_offered = plan is not None and plan.key is not None and plan.writes_disk
+        is_waiting = plan is not None and plan.cause in _WAITING and facts.left_output is not None
+        if (is_offered or is_waiting) and not is_in_copies:
+            found.add(decision.uuid)
+    return frozenset(found)
+
+
+_WAITING: Final = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})
+
+
+def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
+    """End the windows that are over in the tree of an earlier process, until this instance has published.
+
+    First wait a while for the first publication, because reading all server states takes time.
+    """
+    since: datetime = state.waits_since or this.at
+    if not this.wait and since <= this.at < since + QUICK_START:
+        return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
+    windows = this.components.windows
+    servers, events = windows.end(this.at)
+    publication = state.publication.owing(servers, events)
+    return structs.replace(state, publication=publication, waits_since=since, next_window_end=windows.next_end)

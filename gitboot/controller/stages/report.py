@@ -1,0 +1,75 @@
+"""Report: conditions, events and the status, and the checkpoint for a restart."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import structs
+
+from gitboot.controller.bmcs.schedule import (
+    machines_without_task,
+)
+from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.condition_rules import announcements, conditions
+from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_snapshot import write_events
+from gitboot.errors import LedgerError
+from gitboot.status.conditions import Event, folded
+
+LEDGER_RETRY: Final = timedelta(seconds=5)
+_MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have yet
+
+
+def report(state: InstanceState, this: Pass) -> InstanceState:
+    """Derive the conditions, report the status and the events, and find when the next pass is due."""
+    components, at = this.components, this.at
+    refused, proxies = components.inbox.reported(at)
+    state = structs.replace(
+        state,
+        refused=refused,
+        unnamed_proxies=proxies,
+        following=components.target.followers.following,
+        unread=components.inbox.unread,
+        signed_list=components.target.renew_list(at),
+    )
+    found = conditions(state, at)
+    events = (*state.publication.events, *announcements(state.conditions, found, state, at))
+    unwritten = components.unwritten
+    unwritten += events
+    if state.unwritable is None:
+        try:
+            write_events(components.store, unwritten)
+            unwritten.clear()
+        except LedgerError as error:  # the events are reported anyway
+            state = structs.replace(state, unwritable=str(error))
+            found = conditions(state, at)
+    del unwritten[:-_MOST_UNWRITTEN]
+    if state.unwritable is not None:
+        events = (*events, Event(at=at, type="LedgerFailed", message=state.unwritable, warning=True))
+    for event in folded(events):
+        components.tell(event)
+    state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
+    components.report(structs.replace(state.status(), stages=components.laps.facts()), at)
+    if components.checkpoint is not None:
+        components.checkpoint.store(state, len(this.different), at)
+    this.due = _next_due(state, this)
+    return state
+
+
+def _next_due(state: InstanceState, this: Pass) -> datetime | None:
+    at, attempt, before = this.at, state.attempt, this.before.attempt
+    # gitboot judges a commit by the records after it has learned the fetches from before the files changed.
+    may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)
+    if may_judge or (this.is_approval_left and attempt.attempted is not None):
+        return at
+    if state.unwritable is not None:
+        return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
+    again = at if state.commit is not None and machines_without_task(state.schedule, state.knowledge) else None
+    return min((due for due in (state.next_due(at), again) if due is not None), default=None)
+
+
+def _progress(attempt: Attempt) -> tuple[object, ...]:
+    """Return the progress of a commit that is judged by records, and whether the fetch log could be read."""
+    return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread

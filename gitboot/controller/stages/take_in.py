@@ -1,0 +1,57 @@
+"""Take in: what machines fetched, what BMC tasks did, and what operators asked for, since the last pass."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import structs
+
+from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.reconcile_inputs import Inbox, Intake
+from gitboot.controller.reconcile_pass import Pass
+from gitboot.controller.records.ledger_snapshot import known, never_offered
+from gitboot.ledger import instance_tables
+from gitboot.ledger.store import Store
+
+
+def take_in(state: InstanceState, this: Pass) -> InstanceState:
+    """Take in what the inbox has, and read the ledger again if a write to it failed. Raises `LedgerError`."""
+    store = this.components.store
+    if (start := state.before_resume) is not None:
+        # The ledger can be written again, so the instance starts anew. It may have changed files without a date in the
+        # ledger, so all files are published again.
+        state = structs.replace(
+            state,
+            knowledge=start.knowledge,
+            attempt=start.attempt,
+            plans=start.plans,
+            publication=structs.replace(start.publication, complete=False),
+            unplanned=start.unplanned,
+        )
+    if store.is_suspect:
+        store.read_back()
+        state = structs.replace(state, knowledge=structs.replace(known(store), published=state.knowledge.published))
+    state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
+    return state
+
+
+def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
+    """Return what the inbox has, and the state with a ledger in doubt if the ledger is an older copy.
+
+    It is one if the forge names a later change of the ledger, or if an endpoint served a boot that the ledger never
+    offered. A boot from before a person said what is installed puts only its own server in doubt.
+    """
+    taken = inbox.take(state.knowledge.taken, at)
+    if taken.spooled:
+        taken = structs.replace(taken, given=never_offered(store, taken.spooled))
+    if not state.knowledge.is_trusted:
+        return state, taken
+    told = state.telling.known if state.telling is not None else None
+    is_behind = state.opened is not None and told is not None and told > state.opened
+    begun = state.knowledge.facts.begun
+    if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
+        return state, taken
+    instance_tables.doubt(store, "RestoredLedger", told if is_behind and told is not None else 0)
+    doubted = structs.replace(known(store), published=state.knowledge.records)
+    everyone = state.unplanned | state.knowledge.standing
+    return structs.replace(state, knowledge=doubted, opened=None, unplanned=everyone), taken
