@@ -89,7 +89,6 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "completion": ".main:command",
     "diff": "diff_and_comment:command",
     "events": "status:events_command",
-    "images": "plan:images_command",
     "import": "import_:command",
     "new": "new_server:new_command",
     "prepare": "prepare_tree:prepare_subcommand",

@@ -1,13 +1,13 @@
-"""`gitboot plan`, `render`, `boot-script` and `images`: show what servers boot."""
+"""`gitboot plan`, `render` and `boot-script`: show what servers boot."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import click
 
@@ -34,7 +34,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import source, table, wrapped
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
-from gitboot.jsonio import document, facts, format_instant
+from gitboot.jsonio import document, format_instant
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import server_files, shared_files
@@ -43,11 +43,7 @@ from gitboot.render.paths import BOOT, Role
 from gitboot.render.plan_and_record_files import summary
 from gitboot.resolve.install_attempts import progress_of
 from gitboot.resolve.plan_at_time import already_made, plan, transition
-from gitboot.standard_streams import style
 from gitboot.text import did_you_mean, printable_lines, some
-
-if TYPE_CHECKING:
-    from gitboot.review.rollout_progress import Images, Joining, StreamUse
 
 
 @click.command()
@@ -296,89 +292,3 @@ def _check_own(out: Path, fleet: Path) -> None:
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
         raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
-
-
-_STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
-_NAMES: Final = 3  # of servers in a cell
-_REASON: Final = 34  # characters
-
-
-@click.command()
-@fleet_argument
-@at_option
-@records_option
-@output_option("text", "json")
-@evaluator_command
-def images_command(
-    path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
-) -> None:
-    """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
-
-    Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
-    reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
-    """
-    from gitboot.review.rollout_progress import images
-
-    fleet = planned_fleet(path, rev, at or this_second(), records)
-    found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
-    write_outputs(
-        outputs,
-        json=partial(document, **facts(found), revision=fleet.decisions.revision),
-        text=partial("\n\n".join, list(_tables(found))),
-    )
-
-
-def _tables(found: Images) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [
-        (
-            each.name,
-            each.version,
-            str(each.decided),
-            "?" if each.provisioned is None else str(each.provisioned),
-            str(each.maintenances),
-            ", ".join(each.streams) or "-",
-        )
-        for each in found.items
-    ]
-    yield table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
-    if found.streams:
-        yield table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_stream, found.streams))
-    rows = [(stream.name, *row) for stream in found.streams for row in _next(stream.joining)]
-    if rows:
-        yield table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
-    rows = [
-        (
-            each.what,
-            each.image,
-            style(f"{each.until:%Y-%m-%d} overdue", fg="red")
-            if each.until and each.overdue
-            else f"{each.until:%Y-%m-%d}"
-            if each.until
-            else "-",
-            some(each.servers, _NAMES) or "none",
-            each.reason if len(each.reason) <= _REASON else f"{each.reason[: _REASON - 1]}…",
-        )
-        for each in found.behind
-    ]
-    if rows:
-        yield table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
-    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
-    if rows:
-        yield table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
-
-
-def _stream(stream: StreamUse) -> tuple[str, ...]:
-    current = f"{stream.current} ({stream.images.get(stream.current, 0)})"
-    rollout = "-"
-    if stream.rollout is not None:
-        rollout = f"{stream.rollout} at {stream.percent} % ({stream.images.get(stream.rollout, 0)})"
-    return stream.name, str(sum(stream.images.values())), current, rollout
-
-
-def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
-    if not joining:
-        return
-    nearest = joining[0].percent
-    for percent in (nearest, *(step for step in _STEPS if step > nearest)):
-        reached = [server for each in joining if each.percent <= percent for server in each.servers]
-        yield f"{percent} %", f"{len(reached)} more", some(reached, _NAMES) or "none"

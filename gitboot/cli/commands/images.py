@@ -1,0 +1,117 @@
+"""`gitboot images`: show each image and stream, the servers that boot it, and the next steps of rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.evaluated_fleet import (
+    planned_fleet,
+    records_option,
+)
+from gitboot.cli.evaluator_child import evaluator_command
+from gitboot.cli.options import (
+    OutputOption,
+    at_option,
+    fleet_argument,
+    output_option,
+    this_second,
+    write_outputs,
+)
+from gitboot.cli.terminal import table
+from gitboot.jsonio import document, facts
+from gitboot.standard_streams import style
+from gitboot.text import some
+
+if TYPE_CHECKING:
+    from gitboot.review.rollout_progress import Images, Joining, StreamUse
+
+_STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
+_NAMES: Final = 3  # of servers in a cell
+_REASON: Final = 34  # characters
+
+
+@click.command()
+@fleet_argument
+@at_option
+@records_option
+@output_option("text", "json")
+@evaluator_command
+def command(
+    path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    """Show each image and stream of the fleet at PATH: how many servers boot it, and were provisioned with it.
+
+    Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
+    reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
+    """
+    from gitboot.review.rollout_progress import images
+
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
+    write_outputs(
+        outputs,
+        json=partial(document, **facts(found), revision=fleet.decisions.revision),
+        text=partial("\n\n".join, list(_tables(found))),
+    )
+
+
+def _tables(found: Images) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = [
+        (
+            each.name,
+            each.version,
+            str(each.decided),
+            "?" if each.provisioned is None else str(each.provisioned),
+            str(each.maintenances),
+            ", ".join(each.streams) or "-",
+        )
+        for each in found.items
+    ]
+    yield table(("IMAGE", "VERSION", "BOOT IT", "HAVE IT", "IN WINDOWS", "STREAMS"), rows)
+    if found.streams:
+        yield table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_stream, found.streams))
+    rows = [(stream.name, *row) for stream in found.streams for row in _next(stream.joining)]
+    if rows:
+        yield table(("ROLLOUT OF", "RAISED TO", "REACHES", "SERVERS"), rows)
+    rows = [
+        (
+            each.what,
+            each.image,
+            style(f"{each.until:%Y-%m-%d} overdue", fg="red")
+            if each.until and each.overdue
+            else f"{each.until:%Y-%m-%d}"
+            if each.until
+            else "-",
+            some(each.servers, _NAMES) or "none",
+            each.reason if len(each.reason) <= _REASON else f"{each.reason[: _REASON - 1]}…",
+        )
+        for each in found.behind
+    ]
+    if rows:
+        yield table(("STAYS BY", "AT", "UNTIL", "SERVERS", "WHY"), rows)
+    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
+    if rows:
+        yield table(("TOO OLD", "BOOTS", "VERSION", "AT LEAST", "STREAM"), rows)
+
+
+def _stream(stream: StreamUse) -> tuple[str, ...]:
+    current = f"{stream.current} ({stream.images.get(stream.current, 0)})"
+    rollout = "-"
+    if stream.rollout is not None:
+        rollout = f"{stream.rollout} at {stream.percent} % ({stream.images.get(stream.rollout, 0)})"
+    return stream.name, str(sum(stream.images.values())), current, rollout
+
+
+def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
+    if not joining:
+        return
+    nearest = joining[0].percent
+    for percent in (nearest, *(step for step in _STEPS if step > nearest)):
+        reached = [server for each in joining if each.percent <= percent for server in each.servers]
+        yield f"{percent} %", f"{len(reached)} more", some(reached, _NAMES) or "none"
