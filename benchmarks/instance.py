@@ -101,7 +101,7 @@ class Instance:
 
     def wait_until_standby(self) -> None:
         """Wait until the instance reports that another one is active."""
-        self.wait_until(lambda: any(each["reason"] == "StandingBy" for each in self.status().get("conditions", ())))
+        self.wait_until(lambda: any(each["reason"] == "StandbyStarted" for each in self.status().get("conditions", ())))
 
     def wait_until_published(self, revision: str | None) -> None:
         """Wait until the instance has published this commit; None stands for any commit.

@@ -53,8 +53,17 @@ from gitboot.status.instance_status import Held
 from gitboot.text import did_you_mean, shell_words
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
-_NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
-_OF_SERVERS: Final = "UnknownServers"  # of RecordsKnown: it is about some servers, each of which says it by itself
+_NEEDED: Final = (
+    "AcceptingCommits",
+    "InstallsAllowed",
+    "ClockTrusted",
+    "LedgerNamed",
+    "LedgerWritable",
+    "RecordsVerified",
+)
+_OF_SERVERS: Final = (
+    "UnverifiedServers"  # of RecordsVerified: it is about some servers, each of which says it by itself
+)
 
 
 class Informant(Protocol):

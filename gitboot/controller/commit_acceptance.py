@@ -560,7 +560,7 @@ def _refused(
     if is_known:  # one more evaluation that did not end
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
-    events.append(Event(at=at, type="Refused", message=refused_message(attempt), facts=facts, warning=True))
+    events.append(Event(at=at, type="Rejected", message=refused_message(attempt), facts=facts, warning=True))
     return attempt
 
 

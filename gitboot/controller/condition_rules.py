@@ -91,8 +91,8 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
     known = {each.type: each for each in state.conditions}
     result = []
     for type, status, reason, message in found:
-        since = was.since if (was := known.get(type)) is not None and was.status == status else at
-        condition = Condition(type=type, status=status, reason=reason, message=message, since=since)
+        changed = was.last_transition_time if (was := known.get(type)) is not None and was.status == status else at
+        condition = Condition(type=type, status=status, reason=reason, message=message, last_transition_time=changed)
         result.append(condition if status else structs.replace(condition, remedy=_remedy(condition, state, at, values)))
     return tuple(sorted(result, key=lambda each: each.type))
 
@@ -120,11 +120,11 @@ def _remedy(
 ) -> str | None:
     named: Collection[str] = ()
     match condition.type:
-        case "PowerWaves":
+        case "PowerWavesRunning":
             values = {**values, "SERVER": min(min(who) for who in state.schedule.stopped.values())}
-        case "BootsProven":
+        case "InstallsCompleted":
             named = {name for servers in _unproven(state, at).values() for name in servers}
-        case "RecordsKnown":
+        case "RecordsVerified":
             named = state.plans.unknown
         case "SecretsPrivate":
             named = _unexpected_fetches(state)
@@ -133,7 +133,7 @@ def _remedy(
     if named:
         values = {**values, "SERVERS": nsmallest(_MOST_NAMED, named)}
     found, commit = remedy(condition.type, condition.reason, values), state.commit
-    if found is not None and condition.reason == "UnknownServers" and commit is not None:
+    if found is not None and condition.reason == "UnverifiedServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
     return found
 
@@ -149,9 +149,9 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
     if suspension is not None and at < suspension.until:
         message = f"suspended by {suspension.who} until {format_instant(suspension.until)}: {suspension.reason}"
         message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
-        yield "Accepting", False, "Suspended", message
+        yield "AcceptingCommits", False, "Suspended", message
     else:
-        yield "Accepting", True, "Accepting", "new commits are accepted"
+        yield "AcceptingCommits", True, "Accepting", "new commits are accepted"
     if attempt.is_preliminary:
         # What was false before is about another commit, or about a commit that is acknowledged now.
         for each in state.conditions:
@@ -176,7 +176,7 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
             f"withholds these boots until {newer}, or you start gitboot once with --allow-rewind"
         )
-        yield "HistoryKept", False, "CommitGone", message
+        yield "HistoryComplete", False, "CommitMissing", message
 
 
 def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
@@ -208,10 +208,10 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         )
         if acts_next:
             message += ". By the newest Fleet it acts again, once that is accepted"
-        yield "LedgerNamed", False, "StandsBack", message
+        yield "LedgerNamed", False, "BecameStandby", message
     unknown = state.plans.unknown
     if (doubt := why_in_doubt(knowledge, accepted.decisions)) is not None:
-        yield "RecordsKnown", False, *doubt
+        yield "RecordsVerified", False, *doubt
     elif unknown:
         message = (
             f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
@@ -219,9 +219,9 @@ def _of_the_ledger(state: InstanceState) -> Iterator[_Found]:
         )
         if accepted.fleet.has_instances_by_site:
             message += ", or with gitboot records take-over, where another site had it"
-        yield "RecordsKnown", False, "UnknownServers", message
+        yield "RecordsVerified", False, "UnverifiedServers", message
     else:
-        yield "RecordsKnown", True, "Known", "the ledger knows every server"
+        yield "RecordsVerified", True, "Verified", "the ledger knows every server"
     if knowledge.settled is not None:
         yield _of_the_evidence(state.plans, accepted)
 
@@ -238,7 +238,7 @@ def why_in_doubt(knowledge: Knowledge, decisions: Decisions) -> tuple[str, str] 
 
 def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
     if not plans.unseen:
-        return "Evidence", True, "Evident", "each boot made once can be proven"
+        return "EvidenceAvailable", True, "Available", "each boot made once can be proven"
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
     bmcs = f", or give a BMC to {_some(without)}" if without else ""
     if commit.ledger is None and plans.unseen - without:
@@ -247,16 +247,16 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> _Found:
         f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
         f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
     )
-    return "Evidence", False, "NoEvidence", message
+    return "EvidenceAvailable", False, "NoEvidence", message
 
 
 def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = stopped_by_fleet(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
-        yield "BootsOffered", False, "Stopped", str(facts.stoppage)
+        yield "InstallsAllowed", False, "Stopped", str(facts.stoppage)
     elif by_fleet is not None:
-        yield "BootsOffered", False, "StoppedByFleet", f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
+        yield "InstallsAllowed", False, "StoppedByFleet", f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
     elif claims:
         files = " and ".join(claim.file for claim in claims)
         message = (
@@ -264,9 +264,9 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"Stop gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with "
             f"rsync, then delete {files}"
         )
-        yield "BootsOffered", False, "SoleClaim", message
+        yield "InstallsAllowed", False, "SoleClaim", message
     else:
-        yield "BootsOffered", True, "Offered", "no boot is stopped"
+        yield "InstallsAllowed", True, "Allowed", "no boot is stopped"
     if (wrong := behind(facts, at)) is not None:
         yield "ClockTrusted", False, "Behind", f"nothing is set at BMCs: {wrong}"
     elif (wrong := unkept(facts, state.keeping)) is not None:
@@ -295,10 +295,10 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[_Fou
     overdue = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in state.overdue_runs(at).items()}
     if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
-        yield "RunsStarted", False, "OutcomeUnknown", message
+        yield "MaintenanceRunsStarted", False, "OutcomeUnknown", message
     elif overdue:
         message = f"a maintenance's boot was given and has not started: {_each(overdue)}; look at them first"
-        yield "RunsStarted", False, "Overdue", message
+        yield "MaintenanceRunsStarted", False, "Overdue", message
     if late := [each.what for each in commit.opt_outs if each.until is not None and each.until <= at]:
         yield "OptOutsInTime", False, "Overdue", f"past their deadlines: {', '.join(late)}"
     else:
@@ -336,11 +336,11 @@ def _of_the_boots(state: InstanceState, at: datetime) -> _Found:
     """Return whether every boot that is made once came, or may still come, to the end that it was made for."""
     if found := _unproven(state, at):
         message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
-        return "BootsProven", False, next(iter(found)), f"{message}; look at them first"
+        return "InstallsCompleted", False, next(iter(found)), f"{message}; look at them first"
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
-            return "BootsProven", True, progress, f"no evidence of completion: {_each(waiting)}"
-    return "BootsProven", True, "Proven", "no boot waits for evidence"
+            return "InstallsCompleted", True, progress, f"no evidence of completion: {_each(waiting)}"
+    return "InstallsCompleted", True, "Completed", "no boot waits for evidence"
 
 
 def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
@@ -379,7 +379,7 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
         for each in (schedule.bmcs[uuid] for uuid in schedule.left_to_dhcp):
             by_cause.setdefault(each.left_to_dhcp or "", []).append(each.name)
         servers = "; ".join(f"{_some(names)}, whose BMC {why}" for why, names in sorted(by_cause.items()))
-        yield "HttpBoot", True, "LeftToDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
+        yield "HttpBoot", True, "HttpBootByDhcp", f"plans name a URI, and DHCP names the loader all the same: {servers}"
     for uuid in schedule.failing:
         each = schedule.bmcs[uuid]
         yield f"Bmc/{each.name}", False, each.reason(at), each.message
@@ -388,15 +388,15 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
             f"{_some(names)} until it names this one's, {state.knowledge.facts.identity}"
         )
-        yield "BmcsSet", False, "LedgerUnnamed", message
+        yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped:
         minutes = state.longest_step // timedelta(minutes=1)
         message = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped.items())
         message = f"not back {minutes} minutes after they were switched, and nobody follows: {message}; look at them"
-        yield "PowerWaves", False, "Stopped", message
+        yield "PowerWavesRunning", False, "Stopped", message
     elif schedule.power:
         message = f"{count(len(schedule.power), 'server')} whose power a plan may switch; whoever was is awaited"
-        yield "PowerWaves", True, "Going", message
+        yield "PowerWavesRunning", True, "Running", message
 
 
 def _of_processes(state: InstanceState) -> Iterator[_Found]:
@@ -413,12 +413,12 @@ def _of_processes(state: InstanceState) -> Iterator[_Found]:
             message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
             yield "CertificateRead", False, "Unusable", message
     if (telling := state.telling) is not None and telling.failure is not None:
-        yield "VerdictTold", False, *telling.failure
+        yield "CommitStatusReported", False, *telling.failure
     elif telling is not None:
         told = f"{telling.commit[:12]}: {telling.says}" if telling.commit is not None else "nothing yet"
-        yield "VerdictTold", True, "Told", f"the forge was told: {told}"
+        yield "CommitStatusReported", True, "Reported", f"the forge was told: {told}"
     if state.unsent is not None:
-        yield "NoticesSent", False, *state.unsent
+        yield "NotificationsSent", False, *state.unsent
     if died := state.died:
         threads = f"{'thread' if len(died) == 1 else 'threads'} {', '.join(each.thread for each in died)}"
         message = (
@@ -463,23 +463,23 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
             "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
             "version made this ledger. Name the group that may read OUTPUT, such as that of the web server"
         )
-        yield "OutputClosed", False, "ReadableByAll", message
+        yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
     if found is not None and (found.expires is not None or found.failure is not None):
         expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
         if found.failure is not None:
             reason, message = found.failure
-            yield "ListCurrent", False, reason, f"the list was not written: {message}{expires}"
+            yield "SignedListCurrent", False, reason, f"the list was not written: {message}{expires}"
         elif found.expires is not None and found.expires <= at:
-            yield "ListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}"
+            yield "SignedListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}"
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
             message = f"the root metadata expires at {ends}, and then readers reject the list"
-            yield "ListCurrent", False, "RootExpires", message
+            yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
-            yield "ListCurrent", True, "Signed", f"the list is signed{expires}"
+            yield "SignedListCurrent", True, "Signed", f"the list is signed{expires}"
         else:
-            yield "ListCurrent", True, "Unsigned", f"no key signs the list{expires}"
+            yield "SignedListCurrent", True, "Unsigned", f"no key signs the list{expires}"
     commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     lacking = [each for each in state.following if each.withheld]
@@ -489,7 +489,7 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
             f"records a fetch: {some(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
             f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
-        yield "OneTimeBootsServed", False, "LeftOutput", message
+        yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
     elif lacking:
         message = (
             f"{lacking[0].name} has no one-time boots, for {count(lacking[0].withheld, 'server')}: it cannot record a "
@@ -503,12 +503,12 @@ def _of_output(state: InstanceState, at: datetime) -> Iterator[_Found]:
 def _of_requests(state: InstanceState) -> Iterator[_Found]:
     if state.unread is not None:
         message = f"{state.unread}: what machines fetch and report is not noticed until it is"
-        yield "SpoolRead", False, "Unreadable", message
+        yield "FetchLogReadable", False, "Unreadable", message
     if (found := log_entries.first_of(state.refused)) is not None:
         reason, message = found
-        yield "BootsGiven", False, reason, message
+        yield "BootsServed", False, reason, message
     if named := state.unnamed_proxies:
-        yield "ProxiesNamed", False, "Unnamed", log_entries.unnamed_message(named)
+        yield "ProxiesTrusted", False, "Unnamed", log_entries.unnamed_message(named)
 
 
 def _of_secrets(state: InstanceState) -> Iterator[_Found]:
@@ -565,16 +565,16 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
     match condition.type:
         case "ArtifactsPresent":
             return {"artifacts": sorted({each.file.url for each in _withheld(state)})}
-        case "PowerWaves":
+        case "PowerWavesRunning":
             return {"servers": sorted({each for who in state.schedule.stopped.values() for each in who})}
-        case "RunsStarted":
+        case "MaintenanceRunsStarted":
             unknown = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME)
             return {"servers": sorted(unknown or state.overdue_runs(at))}
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
-        case "BootsProven":
+        case "InstallsCompleted":
             return {"servers": sorted({name for servers in _unproven(state, at).values() for name in servers})}
-        case "HistoryKept" if (gone := state.attempt.gone) is not None:
+        case "HistoryComplete" if (gone := state.attempt.gone) is not None:
             return {"commit": gone.commit}
         case "SecretsPrivate":
             return {"servers": sorted(_unexpected_fetches(state))}

@@ -244,7 +244,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         Without a commit to plan by, as after a start until it is evaluated, the clock changes no plan. But windows that
         an earlier process published end.
         """
-        is_suspended = any(each.type == "Accepting" and not each.status for each in self.conditions)
+        is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if is_suspended else None
         dues = (
             self.plans.transitions.next if self.commit is not None else None,

@@ -140,7 +140,14 @@ class Reconciler:
         self._components.tell(event)  # before the condition, which is written to a disk that may hang
         hint = remedy("Reconciling", "StageHangs")
         self._components.report_stalled(
-            Condition(type="Reconciling", status=False, reason="StageHangs", message=message, since=at, remedy=hint)
+            Condition(
+                type="Reconciling",
+                status=False,
+                reason="StageHangs",
+                message=message,
+                last_transition_time=at,
+                remedy=hint,
+            )
         )
 
 

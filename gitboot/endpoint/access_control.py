@@ -203,5 +203,5 @@ class CredentialFiles:
             return None
         if self._failures:
             message = f"{'; '.join(self._failures)}: what needs them is refused until they can be read"
-            return Event(at=at, type="CredentialsUnread", message=message, warning=True)
+            return Event(at=at, type="CredentialsUnreadable", message=message, warning=True)
         return Event(at=at, type="CredentialsRead", message="all credential files can be read again")

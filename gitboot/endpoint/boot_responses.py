@@ -66,12 +66,12 @@ MOST_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read 
 class Answered(StrEnum):
     """What a request was for."""
 
-    ENTRY = "entry"  # what boots a machine for a key, or reports, and so is recorded
+    ENTRY = "boot_script"  # what boots a machine for a key, or reports, and so is recorded
     FILE = "file"  # another file of boot/
     PAGE = "page"  # API, metrics, health
     ARTIFACT = "artifact"  # a file read from the disk
     INVENTORY = "inventory"  # what an image found in a machine, and sends
-    NOTHING = "nothing"  # no file, no page
+    NOTHING = "not_found"  # no file, no page
 
 
 class Entry(NamedTuple):

@@ -56,35 +56,37 @@ FAMILIES: Final = (
     # Of the endpoint that is asked
     Family("gitboot_build", _INFO, "The version of gitboot that answers.", ("version",)),
     Family("gitboot_ready", _GAUGE, "Whether every boot is given that there is to give."),
-    Family("gitboot_recording", _GAUGE, "Whether fetches can be recorded in the spool; absent without one."),
+    Family("gitboot_fetch_log_writable", _GAUGE, "Whether fetches can be recorded in the spool; absent without one."),
     Family(
-        "gitboot_clock_off_seconds", _GAUGE, "How far the clock is ahead of the instance's; 0 while that is in bounds."
+        "gitboot_clock_offset_seconds",
+        _GAUGE,
+        "How far the clock is ahead of the instance's; 0 while that is in bounds.",
     ),
     Family(
         "gitboot_http_requests",
         _COUNTER,
         "Requests answered.",
         ("kind", "status"),
-        "kind: entry (what boots a machine, or reports), file, page, artifact, inventory (what unknown machines send), "
-        "nothing; status: of HTTP",
+        "kind: boot_script (boot scripts and reports), file, page, artifact, inventory (of unknown machines), "
+        "not_found; status: of HTTP",
     ),
     Family(
-        "gitboot_boots_refused",
+        "gitboot_boots_withheld",
         _COUNTER,
         "Boots that write a disk, and secrets, that were not given.",
         ("reason",),
-        "as in events and in the condition BootsGiven",
+        "as in events and in the condition BootsServed",
     ),
     Family(
-        "gitboot_operators_refused",
+        "gitboot_operator_requests_rejected",
         _COUNTER,
         "Requests for operators' pages by whoever is not taken for an operator.",
         ("reason",),
     ),
     Family("gitboot_idle_connections_closed", _COUNTER, "Idle connections closed to make room for others."),
-    Family("gitboot_unknown_requests", _COUNTER, "Requests for a boot by machines that no document describes."),
+    Family("gitboot_unknown_machine_requests", _COUNTER, "Requests for a boot by machines that no document describes."),
     Family(
-        "gitboot_operators_certificate_read",
+        "gitboot_operators_certificate_readable",
         _GAUGE,
         "Whether operators are shown the certificate that stands in its files now; absent without TLS.",
     ),
@@ -136,7 +138,7 @@ FAMILIES: Final = (
         _GAUGE,
         "The time of the oldest last step of all servers at an installation; absent if there are none.",
     ),
-    Family("gitboot_drift", _GAUGE, "Provisioned servers that are not as planned.", ("type",)),
+    Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that are not as planned.", ("type",)),
     Family("gitboot_bmcs", _GAUGE, "BMCs of which something is wanted, by what came of it last.", ("outcome",)),
     Family(
         "gitboot_servers_below_minimum_version",
@@ -217,20 +219,22 @@ class Exposition(Collector):
         yield _one("gitboot_build", 1, __version__)
         yield _one("gitboot_ready", self._why_not_ready is None)
         if self._records is not None:
-            yield _one("gitboot_recording", self._records.failure is None)
+            yield _one("gitboot_fetch_log_writable", self._records.failure is None)
         off = self._tree.clock.off
-        yield _one("gitboot_clock_off_seconds", off.total_seconds() if off is not None else 0)
+        yield _one("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
         faults = {(kind, "500"): 0 for kind in Answered}  # so that the first is an increase
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
         yield _metric("gitboot_http_requests", faults | requests)
-        yield _metric("gitboot_boots_refused", {(each,): self._refused.get(each, 0) for each in WhyNot})
-        yield _metric("gitboot_operators_refused", {(each,): self._strangers.get(each, 0) for each in Stranger})
+        yield _metric("gitboot_boots_withheld", {(each,): self._refused.get(each, 0) for each in WhyNot})
+        yield _metric(
+            "gitboot_operator_requests_rejected", {(each,): self._strangers.get(each, 0) for each in Stranger}
+        )
         yield _one("gitboot_idle_connections_closed", self._limits.closed)
-        yield _one("gitboot_unknown_requests", self._unknown_requests)
+        yield _one("gitboot_unknown_machine_requests", self._unknown_requests)
         seen = shown_unknown(self._tree)
         yield _one("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
         if self._certificate is not None:
-            yield _one("gitboot_operators_certificate_read", self._certificate.failure is None)
+            yield _one("gitboot_operators_certificate_readable", self._certificate.failure is None)
             if (ends := self._certificate.ends) is not None:
                 yield _one("gitboot_operators_certificate_expiration_timestamp_seconds", ends.timestamp())
         yield from of_status(self._tree.status())
@@ -274,7 +278,7 @@ _COUNTED: Final = {
     "gitboot_records": "records",
     "gitboot_installs": "installs",
     "gitboot_maintenance_runs": "runs",
-    "gitboot_drift": "drift",
+    "gitboot_drifted_servers": "drift",
     "gitboot_bmcs": "bmcs",
     "gitboot_servers_below_minimum_version": "belowMinimumVersion",
 }

@@ -202,9 +202,15 @@ class PublishedTree:
         if known.get("message") != message:
             begins = not known and reason == "Absent"  # before the first commit is published, that is no trouble
             (_logger.info if status or begins else _logger.error)("%s", message)
-        since = known["since"] if known.get("status") == status else format_instant(self._clock())
-        facts = {"type": "TreeRead", "status": status, "reason": reason, "message": message, "since": since}
-        facts["remedy"] = None if status else remedy("TreeRead", reason)
+        changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
+        facts = {
+            "type": "OutputTreeReadable",
+            "status": status,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": changed,
+        }
+        facts["remedy"] = None if status else remedy("OutputTreeReadable", reason)
         self._condition = facts
 
     def _parse(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:

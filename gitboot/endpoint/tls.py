@@ -54,7 +54,7 @@ class Certificate:
         if self.failure == failure:
             return None
         goes_on = "the one before goes on" if self._shown is not None else "nobody is let in"
-        return Event(at=at, type="CertificateKept", message=f"{self.failure}: {goes_on}", warning=True)
+        return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {goes_on}", warning=True)
 
     def check(self) -> None:
         """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""

@@ -33,14 +33,14 @@ class WhyNot(StrEnum):
 
     STOPPED = "Stopped"
     CLOCK = "ClockOff"
-    NOT_COUNTED = "NotCounted"
+    NOT_COUNTED = "ClientNotCounted"
     ANOTHER_MACHINE = "AnotherMachine"
-    MISSING = "Missing"
-    ANOTHER_GIVER = "AnotherGiver"
+    MISSING = "ArtifactMissing"
+    ANOTHER_GIVER = "AnotherFetchLog"
     OLDER_TREE = "OlderTree"
     NOT_RECORDED = "NotRecorded"
-    NOT_OPENED = "NotOpened"
-    GIVEN = "Given"
+    NOT_OPENED = "SecretNotDecrypted"
+    GIVEN = "AlreadyServed"
 
 
 class NotGiven(Struct, frozen=True, kw_only=True):
@@ -233,6 +233,13 @@ class Observation:
 
 
 SUFFIX: Final = ".report"
+_REASONS_OF_2FEFE59: Final = {
+    "AnotherGiver": "AnotherFetchLog",
+    "Given": "AlreadyServed",
+    "Missing": "ArtifactMissing",
+    "NotCounted": "ClientNotCounted",
+    "NotOpened": "SecretNotDecrypted",
+}
 
 
 class Report(NamedTuple):
@@ -284,7 +291,7 @@ def _read(path: Path) -> Iterator[NotGiven | UnnamedProxy]:
                     for text in (server, words, client):
                         text.encode()
                     yield NotGiven(
-                        reason=WhyNot(reason),
+                        reason=WhyNot(_REASONS_OF_2FEFE59.get(reason, reason)),
                         server=server,
                         words=words,
                         client=client,

@@ -92,9 +92,9 @@ class Source:
         branch = followed.reference
         if head.is_checked_out:
             is_out = f"{head.branch} is checked out" if head.branch is not None else "HEAD is detached"
-            return "AnotherCheckedOut", f"{is_out} in {self._remote.url}, and gitboot goes on following {branch}"
+            return "AnotherBranchCheckedOut", f"{is_out} in {self._remote.url}, and gitboot goes on following {branch}"
         names = f"names {head.branch} as its default branch" if head.branch is not None else "names no default branch"
-        return "AnotherDefault", f"{self._remote.url} {names} now, and gitboot goes on following {branch}"
+        return "DefaultBranchChanged", f"{self._remote.url} {names} now, and gitboot goes on following {branch}"
 
     # What is there
 

@@ -560,10 +560,10 @@ def with_stop(conditions: Iterable[Mapping[str, Any]], stopped: Stopped | None) 
         "status": False,
         "reason": "Stopped",
         "message": str(stopped.stoppage),
-        "since": format_instant(stopped.at),
+        "lastTransitionTime": format_instant(stopped.at),
         "remedy": remedy(_TYPE, "Stopped"),
     }
     return sorted([*(each for each in found if each["type"] != _TYPE), facts], key=lambda each: str(each["type"]))
 
 
-_TYPE: Final = "BootsOffered"
+_TYPE: Final = "InstallsAllowed"

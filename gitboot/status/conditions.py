@@ -61,7 +61,7 @@ class Condition(Struct, frozen=True, kw_only=True):
     status: bool
     reason: str  # one word in CamelCase
     message: str
-    since: datetime  # when the status last changed
+    last_transition_time: datetime  # when the status changed last
     remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory
 
 
@@ -126,7 +126,7 @@ _ENDPOINT: Final = (
 )
 _TYPES: Final = (
     ConditionType(
-        "Accepting",
+        "AcceptingCommits",
         {"Suspended": "gitboot resume --state STATE"},
         (Alert("GitbootSuspended", "warning", "6h"),),
     ),
@@ -134,7 +134,7 @@ _TYPES: Final = (
         "ArtifactsPresent",
         {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
         (Alert("GitbootArtifactsMissing", "warning", "30m"),),
-        event="BootsWithheld",
+        event="ArtifactsMissing",
         announced=Announcement.TURN,  # each file is an event of its own
     ),
     ConditionType(
@@ -146,20 +146,20 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BmcsSet",
-        {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
+        {"LedgerNotNamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
-        event="LedgerUnnamed",
+        event="LedgerNotNamed",
         announced=Announcement.TURN,  # not with each server that comes
     ),
     ConditionType(
-        "BootsGiven",
+        "BootsServed",
         {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
-        (Alert("GitbootBootNotGiven", "warning", "5m"),),
-        event="BootNotGiven",
+        (Alert("GitbootBootWithheld", "warning", "5m"),),
+        event="BootWithheld",
         announced=Announcement.REASON,
     ),
     ConditionType(
-        "BootsOffered",
+        "InstallsAllowed",
         {
             "SoleClaim": (
                 "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended"
@@ -167,20 +167,20 @@ _TYPES: Final = (
             "Stopped": "gitboot allow-installs --state STATE",
             "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
         },
-        (Alert("GitbootBootsStopped", "warning", "15m"),),
-        event="BootsStopped",
+        (Alert("GitbootInstallsStopped", "warning", "15m"),),
+        event="InstallsStopped",
     ),
     ConditionType(
-        "BootsProven",
+        "InstallsCompleted",
         {"Failed": _RECORD, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
-        (Alert("GitbootBootsUnproven", "warning", "5m"),),
+        (Alert("GitbootInstallsNotCompleted", "warning", "5m"),),
         event="NeedsOperator",
     ),
     ConditionType(
         "BranchFollowed",
         {ANY: _BRANCH},
-        (Alert("GitbootBranchLeft", "warning", "30m"),),
-        event="BranchLeft",
+        (Alert("GitbootBranchNotFollowed", "warning", "30m"),),
+        event="BranchNotFollowed",
         announced=Announcement.TURN,  # not with each branch that is checked out
     ),
     ConditionType(
@@ -188,10 +188,10 @@ _TYPES: Final = (
         {"Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"},
         (
             Alert(
-                "GitbootCertificateNotRead",
+                "GitbootCertificateUnreadable",
                 "warning",
                 "15m",
-                also="or on (job, instance) gitboot_operators_certificate_read == 0",
+                also="or on (job, instance) gitboot_operators_certificate_readable == 0",
             ),
         ),
     ),
@@ -199,7 +199,7 @@ _TYPES: Final = (
         "ClockTrusted",
         {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
         (Alert("GitbootClockNotTrusted", "critical", "10m"),),
-        event="ClockDoubted",
+        event="ClockNotTrusted",
     ),
     ConditionType(
         "CommitAccepted",
@@ -210,7 +210,7 @@ _TYPES: Final = (
             "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
         },
         (
-            Alert("GitbootCommitRefused", "warning", "15m", '=~"Invalid|NotEvaluated|Untrusted"'),
+            Alert("GitbootCommitRejected", "warning", "15m", '=~"Invalid|NotEvaluated|Untrusted"'),
             Alert("GitbootCommitHeld", "warning", "1h", '="GuardTripped"'),
         ),
         events={"GuardTripped": "Held"},
@@ -218,18 +218,18 @@ _TYPES: Final = (
     ConditionType(
         "CredentialsRead",
         {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
-        (Alert("GitbootCredentialsNotRead", "warning", "5m"),),
+        (Alert("GitbootCredentialsUnreadable", "warning", "5m"),),
     ),
     ConditionType(
-        "Evidence",
+        "EvidenceAvailable",
         {"NoEvidence": "gitboot run … --listen HOST:PORT"},
         (Alert("GitbootNoEvidence", "warning", "30m"),),
     ),
     ConditionType(
-        "HistoryKept",
-        {"CommitGone": "gitboot run … --allow-rewind  # once, if these boots are to be offered again"},
-        (Alert("GitbootCommitGone", "warning", "10m"),),
-        event="CommitGone",
+        "HistoryComplete",
+        {"CommitMissing": "gitboot run … --allow-rewind  # once, if these boots are to be offered again"},
+        (Alert("GitbootCommitMissing", "warning", "10m"),),
+        event="CommitMissing",
     ),
     ConditionType(
         "IdentitiesUnique",
@@ -238,9 +238,11 @@ _TYPES: Final = (
     ),
     ConditionType(
         "LedgerNamed",
-        {"AnotherLedger": _ACT, "StandsBack": _ACT},
-        (Alert("GitbootStandsBack", "warning", "1h", '="StandsBack"'),),  # a standby is AnotherLedger all the time
-        event="StandsBack",
+        {"AnotherLedger": _ACT, "BecameStandby": _ACT},
+        (
+            Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),
+        ),  # a standby is AnotherLedger all the time
+        event="BecameStandby",
     ),
     ConditionType(
         "LedgerWritable",
@@ -248,7 +250,7 @@ _TYPES: Final = (
         (Alert("GitbootLedgerNotWritable", "critical", "2m"),),
     ),
     ConditionType(
-        "ListCurrent",
+        "SignedListCurrent",
         {
             "Expired": _RETRY,
             "KeyNotInRoot": _KEYGEN,
@@ -258,20 +260,20 @@ _TYPES: Final = (
             "RootExpires": _KEYGEN,
             ANY: "gitboot events --state STATE | tail  # it is tried again by itself",
         },
-        (Alert("GitbootListNotCurrent", "warning", "30m"),),
-        event="ListNotCurrent",
+        (Alert("GitbootSignedListNotCurrent", "warning", "30m"),),
+        event="SignedListNotCurrent",
         announced=Announcement.REASON,
     ),
     ConditionType(
-        "NoticesSent",
+        "NotificationsSent",
         {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
-        (Alert("GitbootNoticesNotSent", "warning", "15m"),),
-        event="NoticesFailing",
+        (Alert("GitbootNotificationsNotSent", "warning", "15m"),),
+        event="NotificationsFailing",
         announced=Announcement.TURN,  # not with each other error
     ),
     ConditionType(
         "OneTimeBootsServed",
-        {"LeftOutput": _ENDPOINT, "NoEndpoint": _ENDPOINT},
+        {"OutputWithoutEndpoint": _ENDPOINT, "NoEndpoint": _ENDPOINT},
         (Alert("GitbootOneTimeBootsMissing", "warning", "10m"),),
         event="OneTimeBootsMissing",
         announced=Announcement.REASON,
@@ -282,21 +284,21 @@ _TYPES: Final = (
         (Alert("GitbootOptOutOverdue", "warning", "1h"),),
     ),
     ConditionType(
-        "OutputClosed",
+        "OutputPrivate",
         {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
         (Alert("GitbootOutputReadable", "warning", "1h"),),
     ),
     ConditionType(
-        "PowerWaves",
+        "PowerWavesRunning",
         {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
         (Alert("GitbootWaveStopped", "critical", "1m"),),
         event="WaveStopped",
     ),
     ConditionType(
-        "ProxiesNamed",
+        "ProxiesTrusted",
         {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
-        (Alert("GitbootProxyUnnamed", "warning", "1h"),),
-        event="ProxyUnnamed",
+        (Alert("GitbootProxyNotTrusted", "warning", "1h"),),
+        event="ProxyNotTrusted",
         announced=Announcement.TURN,  # a stranger chooses its address
     ),
     ConditionType(
@@ -311,25 +313,25 @@ _TYPES: Final = (
         (Alert("GitbootStageHangs", "critical", "0m"),),
     ),
     ConditionType(
-        "RecordsKnown",
+        "RecordsVerified",
         {
             "DamagedLedger": _ADOPT,
             "ForeignLedger": _ADOPT,
             "NewLedger": "gitboot records begin fresh --state STATE  # or: adopt",
             "RestoredLedger": _ADOPT,
-            "UnknownServers": _RECORD,
+            "UnverifiedServers": _RECORD,
         },
         (
-            Alert("GitbootLedgerInDoubt", "critical", "10m", '=~".+Ledger"'),
-            Alert("GitbootServersUnknown", "warning", "1h", '="UnknownServers"'),
+            Alert("GitbootLedgerUnverified", "critical", "10m", '=~".+Ledger"'),
+            Alert("GitbootServersUnverified", "warning", "1h", '="UnverifiedServers"'),
         ),
-        event="RecordsUnknown",
-        events={"UnknownServers": None},
+        event="RecordsUnverified",
+        events={"UnverifiedServers": None},
     ),
     ConditionType(
-        "RunsStarted",
+        "MaintenanceRunsStarted",
         {"OutcomeUnknown": _RUN, "Overdue": _RUN},
-        (Alert("GitbootRunNotStarted", "warning", "5m"),),
+        (Alert("GitbootMaintenanceRunNotStarted", "warning", "5m"),),
         event="MaintenanceOverdue",
     ),
     ConditionType(
@@ -345,7 +347,7 @@ _TYPES: Final = (
             "NotResponding": "gitboot events --state STATE | tail  # gitboot replaces the process by itself",
             "Restarting": "gitboot events --state STATE | tail",
         },
-        (Alert("GitbootServingPartly", "critical", "5m"),),
+        (Alert("GitbootEndpointNotServing", "critical", "5m"),),
         events={"NotResponding": "EndpointNotResponding"},
     ),
     ConditionType(
@@ -359,15 +361,15 @@ _TYPES: Final = (
         (Alert("GitbootSourceNotReady", "warning", "30m"),),
     ),
     ConditionType(
-        "SpoolRead",
+        "FetchLogReadable",
         {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
-        (Alert("GitbootSpoolUnread", "critical", "5m"),),
-        event="SpoolUnread",
+        (Alert("GitbootFetchLogUnreadable", "critical", "5m"),),
+        event="FetchLogUnreadable",
     ),
     ConditionType(
         "StatusCurrent",
         {"Stale": "df -h STATE OUTPUT  # on the host of the instance; and see that gitboot run is alive"},
-        (Alert("GitbootInstanceSilent", "critical", "10m"),),
+        (Alert("GitbootStatusStale", "critical", "10m"),),
     ),
     ConditionType(
         "TargetsCurrent",
@@ -391,18 +393,18 @@ _TYPES: Final = (
         announced=Announcement.TURN,  # not with each other death
     ),
     ConditionType(
-        "TreeRead",
+        "OutputTreeReadable",
         {
             "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
             "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",
             "Unreadable": _RETRY,
         },
-        (Alert("GitbootTreeNotRead", "critical", "5m"),),
+        (Alert("GitbootOutputTreeUnreadable", "critical", "5m"),),
     ),
     ConditionType(
-        "VerdictTold",
+        "CommitStatusReported",
         {ANY: "gitboot run … --forge KIND=URL TOKEN  # gitboot reads the file TOKEN again at each try"},
-        (Alert("GitbootForgeNotTold", "warning", "30m"),),
+        (Alert("GitbootCommitStatusNotReported", "warning", "30m"),),
     ),
     ConditionType(
         BMC,

@@ -227,6 +227,6 @@ def _stale(written: datetime, age_s: float) -> dict[str, Any]:
         "status": False,
         "reason": "Stale",
         "message": message,
-        "since": format_instant(written + timedelta(seconds=STALE_S)),
+        "lastTransitionTime": format_instant(written + timedelta(seconds=STALE_S)),
         "remedy": remedy(STATUS_CURRENT, "Stale"),
     }

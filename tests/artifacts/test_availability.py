@@ -190,9 +190,9 @@ def test_it_is_offered_by_itself_once_it_comes_and_each_turn_is_told_once(bench:
     told.see(THERE, KERNEL)
     for _ in range(2):
         assert shown(bench.reconcile()) == OFFERED
-    assert bench.told("ArtifactMissing", "ArtifactFound", "BootsWithheld") == [
+    assert bench.told("ArtifactMissing", "ArtifactFound", "ArtifactsMissing") == [
         "ArtifactMissing",
-        "BootsWithheld",
+        "ArtifactsMissing",
         "ArtifactFound",
     ]
     assert bench.condition("ArtifactsPresent") == (True, "Present", "none is missing")

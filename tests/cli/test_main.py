@@ -782,7 +782,7 @@ def test_once_is_one_pass_with_an_exit_code_for_how_it_went(followed: Followed) 
     followed.repository.push({"tie.yaml": TIE})
     done = followed.run()
     assert (done.code, followed.published) == (Exit.INVALID, before)
-    assert any(json.loads(line)["type"] == "Refused" for line in done.err.splitlines())
+    assert any(json.loads(line)["type"] == "Rejected" for line in done.err.splitlines())
     shutil.move(followed.repository.bare, followed.folder / "away")
     assert (followed.run().code, followed.published) == (Exit.SOURCE, before)
 

@@ -517,7 +517,7 @@ def test_what_cannot_be_relied_on_is_done_without(
         monkeypatch.setattr(Knowledge, "is_trusted", False)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
-        assert "KeptUnusable" not in {event.type for event in parts.events}
+        assert "CacheUnusable" not in {event.type for event in parts.events}
     assert [base for _, base in asked] == [None]
 
 
@@ -583,7 +583,7 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
         with in_process(folder, repository.bare) as parts:
             assert parts.reconciler.standing.plans.commit is None
             reconcile(parts)
-            warned += "KeptUnusable" in {event.type for event in parts.events}
+            warned += "CacheUnusable" in {event.type for event in parts.events}
         assert contents(folder) == before
         assert is_resumed(folder, repository)
     assert warned == len(rows) - 1  # a cache without the manifest looks like a new one

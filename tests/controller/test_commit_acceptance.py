@@ -279,7 +279,7 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     commit = repository.push(documents(servers=13))
     turn(parts, 1)
     assert applied(parts) == before
-    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert (condition.status, condition.reason) == (False, "Suspended")
     assert condition.message == f"suspended by op until 2026-11-20T12:05:00Z: datacentre move; {commit[:12]} waits"
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
@@ -287,7 +287,7 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     assert applied(parts) == commit
     instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
     turn(parts, 301)
-    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
     newest = repository.push(documents(servers=14))
     turn(parts, 302)
@@ -471,7 +471,7 @@ def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_i
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
     assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
-    assert [event.type for event in parts.events].count("Refused") == 1
+    assert [event.type for event in parts.events].count("Rejected") == 1
     parts.reconciler.reconcile(due)
     assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
     assert parts.reconciler.status.problems == ()
@@ -728,8 +728,8 @@ def test_finding_p2_an_instance_goes_on_with_a_commit_that_an_earlier_version_ac
         assert instance.status()["accepted"]["commit"] == accepted
         corrected = repository.push({name: files[name]})
         eventually(lambda: instance.status()["accepted"]["commit"] == corrected)
-        found = until(instance, "RecordsKnown", status=False)
-        assert found["reason"] == "UnknownServers", (
+        found = until(instance, "RecordsVerified", status=False)
+        assert found["reason"] == "UnverifiedServers", (
             "another UUID may be another machine: nothing is installed by itself"
         )
         assert "IdentitiesUnique" not in {each["type"] for each in instance.status()["conditions"]}

@@ -90,7 +90,7 @@ def test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on
             assert applied(parts) == good
             first = bad if verify is Verify.HEAD or number == 0 else work.git("rev-parse", "HEAD^")
             assert first[:12] in refusal(parts)
-        said = [event.message for event in parts.events if event.type == "Refused"]
+        said = [event.message for event in parts.events if event.type == "Rejected"]
         assert len(said) == 2 and all("GB5020" in each for each in said)
         verdict = verdicts_of(parts.reconciler.status, 1)[-1]
         assert verdict.says == "invalid: signed by no key that is trusted here"
@@ -156,7 +156,7 @@ def test_what_an_unsigned_commit_orders_is_not_obeyed(work: Work, people: dict[s
             assert parts.reconciler.standing.acts
         people["ada"].commit(work, documents("flatcar-1", "baseURL: 'http://boot.test', stopped: fire"))
         turn(parts, 2)
-        assert not parts.reconciler.status.condition("BootsOffered")
+        assert not parts.reconciler.status.condition("InstallsAllowed")
 
 
 def test_an_unsigned_commit_is_not_looked_into(work: Work, people: dict[str, Person], signers: Path) -> None:

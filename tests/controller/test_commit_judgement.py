@@ -57,7 +57,9 @@ def token(tmp_path: Path) -> Path:
             structs.replace(
                 FINE,
                 conditions=(
-                    Condition(type="LedgerNamed", status=False, reason="AnotherLedger", message="", since=NOON),
+                    Condition(
+                        type="LedgerNamed", status=False, reason="AnotherLedger", message="", last_transition_time=NOON
+                    ),
                 ),
             ),
             None,
@@ -177,7 +179,7 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
     link = configured(forge_link="https://boards.test")
     options = ("--forge", host.project, token, *link)
     with rack.running(*options, records="adopt") as instance:
-        until_condition(instance, "VerdictTold", status=True, reason="Told")
+        until_condition(instance, "CommitStatusReported", status=True, reason="Reported")
         eventually(lambda: host.statuses)
         web.provision = 2
         held = rack.push("Reinstall web01")
@@ -216,7 +218,7 @@ def test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt(host: ForgeHost,
         known = {"sha": commit, "context": "gitboot", "state": "success", "description": forged}
         host.statuses.append({**known, "id": 1000 + number})
     with rack.running("--forge", host.project, token) as instance:
-        warned = eventually(lambda: [each for each in instance.events if each["type"] == "StatusUnproven"])
+        warned = eventually(lambda: [each for each in instance.events if each["type"] == "CommitStatusUnverified"])
         assert [each["change"] for each in warned] == [999_999_999]
         eventually(lambda: instance.status().get("records") == {"Provisioned": 1})
         assert "RestoredLedger" not in str(instance.status())
@@ -266,7 +268,7 @@ def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost,
     rack.add("web01")
     rack.push()
     with rack.running("--forge", host.project, token, records="adopt") as instance:
-        found = until_condition(instance, "VerdictTold", status=False, reason="ForgeRefused")
+        found = until_condition(instance, "CommitStatusReported", status=False, reason="ForgeRefused")
         assert "401" in found["message"] and "wrong" not in found["message"]
         commit = rack.push("Again")
         eventually(lambda: instance.status()["applied"]["commit"] == commit)

@@ -60,8 +60,10 @@ ANOTHERS = commit_of(
 
 @for_each(("conditions", "expected"), [((), False), ((False,), False), ((True,), True)])
 def test_a_condition_of_which_nothing_is_known_does_not_hold(conditions: tuple[bool, ...], expected: bool) -> None:
-    known = tuple(Condition(type="Ready", status=each, reason="R", message="", since=NOON) for each in conditions)
-    other = Condition(type="Serving", status=True, reason="R", message="", since=NOON)
+    known = tuple(
+        Condition(type="Ready", status=each, reason="R", message="", last_transition_time=NOON) for each in conditions
+    )
+    other = Condition(type="Serving", status=True, reason="R", message="", last_transition_time=NOON)
     assert Status(conditions=(other, *known)).condition("Ready") is expected
 
 
@@ -150,15 +152,15 @@ def same(state: InstanceState) -> InstanceState:
         ("HEAD names the branch that is followed", same, "BranchFollowed", None),
         (
             "HEAD names another branch",
-            with_(fetched=Fetched(elsewhere=("AnotherDefault", "trunk"))),
+            with_(fetched=Fetched(elsewhere=("DefaultBranchChanged", "trunk"))),
             "BranchFollowed",
-            (False, "AnotherDefault"),
+            (False, "DefaultBranchChanged"),
         ),
         (
             "HEAD named another branch before a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("AnotherDefault", "trunk"))),
+            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("DefaultBranchChanged", "trunk"))),
             "BranchFollowed",
-            (False, "AnotherDefault"),
+            (False, "DefaultBranchChanged"),
         ),
         ("no thread that died", same, "ThreadsRunning", None),
         (
@@ -232,31 +234,36 @@ def same(state: InstanceState) -> InstanceState:
             "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
-        ("nothing was published since the start", same, "ListCurrent", None),
-        ("an unsigned list", with_(signed_list=structs.replace(LIST, signed=False)), "ListCurrent", (True, "Unsigned")),
-        ("a signed list", with_(signed_list=LIST), "ListCurrent", (True, "Signed")),
+        ("nothing was published since the start", same, "SignedListCurrent", None),
+        (
+            "an unsigned list",
+            with_(signed_list=structs.replace(LIST, signed=False)),
+            "SignedListCurrent",
+            (True, "Unsigned"),
+        ),
+        ("a signed list", with_(signed_list=LIST), "SignedListCurrent", (True, "Signed")),
         (
             "a list that expires now, its end exclusive",
             with_(signed_list=structs.replace(LIST, expires=NOON)),
-            "ListCurrent",
+            "SignedListCurrent",
             (False, "Expired"),
         ),
         (
             "a root that expires soon",
             with_(signed_list=structs.replace(LIST, root_expires=NOON + timedelta(days=60))),
-            "ListCurrent",
+            "SignedListCurrent",
             (False, "RootExpires"),
         ),
         (
             "a list that cannot be signed",
             with_(signed_list=structs.replace(LIST, failure=("KeyUnreadable", "no such file"))),
-            "ListCurrent",
+            "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
             "keys that could not be read since the start",
             with_(signed_list=structs.replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
-            "ListCurrent",
+            "SignedListCurrent",
             (False, "KeyUnreadable"),
         ),
         (
@@ -271,20 +278,20 @@ def same(state: InstanceState) -> InstanceState:
             "a server whose boot an upgrade took out of OUTPUT",
             known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
-            (False, "LeftOutput"),
+            (False, "OutputWithoutEndpoint"),
         ),
-        ("no suspension", same, "Accepting", (True, "Accepting")),
+        ("no suspension", same, "AcceptingCommits", (True, "AcceptingCommits")),
         (
             "suspended",
             known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON + timedelta(seconds=1)))),
-            "Accepting",
+            "AcceptingCommits",
             (False, "Suspended"),
         ),
         (
             "a suspension that is over, its end exclusive",
             known(facts=Facts(identity="mine", suspension=Suspension("ada", "moving", NOON))),
-            "Accepting",
-            (True, "Accepting"),
+            "AcceptingCommits",
+            (True, "AcceptingCommits"),
         ),
         ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
         ("nothing was attempted", with_(attempt=Attempt()), "CommitAccepted", None),
@@ -295,12 +302,12 @@ def same(state: InstanceState) -> InstanceState:
             (False, "Invalid"),
         ),
         ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
-        ("no commit withholds boots", same, "HistoryKept", None),
+        ("no commit withholds boots", same, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
             with_(attempt=structs.replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
-            "HistoryKept",
-            (False, "CommitGone"),
+            "HistoryComplete",
+            (False, "CommitMissing"),
         ),
         ("nobody looks at artifacts", same, "ArtifactsPresent", None),
         ("nothing is known of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
@@ -311,18 +318,18 @@ def same(state: InstanceState) -> InstanceState:
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         ("it does not", with_(unwritable="the disk is full"), "LedgerWritable", (False, "Failed")),
         ("the Fleet names no ledger", same, "LedgerNamed", None),
-        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "StandsBack")),
+        ("it names another", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
         (
             "it names another, and this one never acted",
             with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity="a"))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
-        ("an operator has stopped boots", with_(knowledge=STOPPED), "BootsOffered", (False, "Stopped")),
+        ("an operator has stopped boots", with_(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
             with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("fire", None))),
-            "BootsOffered",
+            "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
         (
@@ -331,25 +338,35 @@ def same(state: InstanceState) -> InstanceState:
             "Published",
             None,
         ),
-        ("every server is known", same, "RecordsKnown", (True, "Known")),
-        ("one is unknown", with_(plans=Plans(unknown=frozenset({"web01"}))), "RecordsKnown", (False, "UnknownServers")),
-        ("an older copy", known(facts=DOUBTED), "RecordsKnown", (False, "RestoredLedger")),
+        ("every server is known", same, "RecordsVerified", (True, "Verified")),
+        (
+            "one is unknown",
+            with_(plans=Plans(unknown=frozenset({"web01"}))),
+            "RecordsVerified",
+            (False, "UnverifiedServers"),
+        ),
+        ("an older copy", known(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
             "another's tree",
             known(facts=Facts(identity="mine", initialised="adopt", foreign="theirs")),
-            "RecordsKnown",
+            "RecordsVerified",
             (False, "ForeignLedger"),
         ),
-        ("a new ledger where nothing is wanted", known(facts=Facts(identity="mine")), "RecordsKnown", (True, "Known")),
+        (
+            "a new ledger where nothing is wanted",
+            known(facts=Facts(identity="mine")),
+            "RecordsVerified",
+            (True, "Verified"),
+        ),
         (
             "a new ledger where something is",
             lambda each: structs.replace(known(facts=Facts(identity="mine"))(each), attempt=accepted(WANTING)),
-            "RecordsKnown",
+            "RecordsVerified",
             (False, "NewLedger"),
         ),
-        ("all can be proven", same, "Evidence", (True, "Evident")),
-        ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "Evidence", (False, "NoEvidence")),
-        ("not while the ledger is in doubt", known(settled=None), "Evidence", None),
+        ("all can be proven", same, "EvidenceAvailable", (True, "Available")),
+        ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "EvidenceAvailable", (False, "NoEvidence")),
+        ("not while the ledger is in doubt", known(settled=None), "EvidenceAvailable", None),
         ("all is published", same, "Published", (True, "Published")),
         (
             "the disk is full",
@@ -358,8 +375,13 @@ def same(state: InstanceState) -> InstanceState:
             (False, "PublishError"),
         ),
         ("nothing was published yet", with_(publication=TargetState()), "Published", None),
-        ("nothing was consumed unseen", same, "BootsProven", (True, "Proven")),
-        ("something was", with_(plans=Plans(consumed=frozenset({"web01"}))), "BootsProven", (False, "NeedsOperator")),
+        ("nothing was consumed unseen", same, "InstallsCompleted", (True, "Completed")),
+        (
+            "something was",
+            with_(plans=Plans(consumed=frozenset({"web01"}))),
+            "InstallsCompleted",
+            (False, "NeedsOperator"),
+        ),
         ("no deadline is past", same, "OptOutsInTime", (True, "InTime")),
         (
             "one is, to the second",
@@ -404,7 +426,7 @@ def test_conditions_come_in_the_order_of_their_types() -> None:
 
 
 def condition(status: bool, reason: str = "R", message: str = "m", type: str = "Published") -> Condition:
-    return Condition(type=type, status=status, reason=reason, message=message, since=NOON)
+    return Condition(type=type, status=status, reason=reason, message=message, last_transition_time=NOON)
 
 
 @pytest.mark.parametrize(
@@ -413,13 +435,15 @@ def condition(status: bool, reason: str = "R", message: str = "m", type: str = "
         ("the same", condition(True), True),
         ("another reason and message", condition(True, "Q", "n"), True),
         ("another status", condition(False), False),
-        ("another type", condition(True, type="Evidence"), False),
+        ("another type", condition(True, type="EvidenceAvailable"), False),
     ],
 )
 def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condition, kept: bool) -> None:
     later = NOON + timedelta(hours=1)
     found = conditions(structs.replace(FINE, conditions=(before,)), later)
-    assert next(each.since for each in found if each.type == "Published") == (NOON if kept else later), case
+    assert next(each.last_transition_time for each in found if each.type == "Published") == (NOON if kept else later), (
+        case
+    )
 
 
 @for_each(
@@ -449,21 +473,21 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
         ),
         (
             "single servers are unknown, which the table shows",
-            condition(True, "Known", "", "RecordsKnown"),
-            condition(False, "UnknownServers", "", "RecordsKnown"),
+            condition(True, "Verified", "", "RecordsVerified"),
+            condition(False, "UnverifiedServers", "", "RecordsVerified"),
             [],
         ),
         (
             "another branch is checked out, and then a third",
-            condition(False, "AnotherCheckedOut", "experiment", "BranchFollowed"),
-            condition(False, "AnotherCheckedOut", "another experiment", "BranchFollowed"),
+            condition(False, "AnotherBranchCheckedOut", "experiment", "BranchFollowed"),
+            condition(False, "AnotherBranchCheckedOut", "another experiment", "BranchFollowed"),
             [],
         ),
         (
             "the ledger is in doubt",
-            condition(True, "Known", "", "RecordsKnown"),
-            condition(False, "RestoredLedger", "", "RecordsKnown"),
-            ["RecordsUnknown"],
+            condition(True, "Verified", "", "RecordsVerified"),
+            condition(False, "RestoredLedger", "", "RecordsVerified"),
+            ["RecordsUnverified"],
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

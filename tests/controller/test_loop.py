@@ -105,20 +105,20 @@ def test_a_spool_that_cannot_be_read_is_a_condition_and_said_once(tmp_path: Path
     with in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
         running.once()
-        assert "SpoolRead" not in conditions(parts)
+        assert "FetchLogReadable" not in conditions(parts)
         kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
         parts.spool.write_text("no folder")
         running.once()
         running.once()
-        assert conditions(parts)["SpoolRead"] is False
+        assert conditions(parts)["FetchLogReadable"] is False
         assert parts.reconciler.status.planned_at is not None
-        (said,) = (event for event in parts.events if event.type == "SpoolUnread")
+        (said,) = (event for event in parts.events if event.type == "FetchLogUnreadable")
         assert said.warning and f"{parts.spool} cannot be read: Not a directory" in said.message
         parts.spool.unlink()
         if kept is not None:
             kept.rename(parts.spool)
         running.once()
-        assert "SpoolRead" not in conditions(parts)
+        assert "FetchLogReadable" not in conditions(parts)
 
 
 def test_garbage_is_looked_for_again_after_what_makes_none_however_that_ends() -> None:

@@ -77,7 +77,7 @@ def reconciled(
             parts.source.fetch()
             for _ in range(2):  # what was asked for is heard first
                 parts.reconciler.reconcile(now)
-            return next(each for each in parts.reconciler.status.conditions if each.type == "ListCurrent")
+            return next(each for each in parts.reconciler.status.conditions if each.type == "SignedListCurrent")
 
         yield parts, reconcile
 
@@ -133,7 +133,7 @@ def test_keys_that_are_lost_for_a_while_leave_the_earlier_list_and_say_so(
         assert reconcile(NOW + 2 * HOUR).status
     reader = client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     assert target(reader, "servers/web02.json") is not None
-    told = [event for event in parts.events if event.type == "ListNotCurrent"]
+    told = [event for event in parts.events if event.type == "SignedListNotCurrent"]
     assert len(told) == 1
 
 
@@ -196,7 +196,7 @@ def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
     pygit2.init_repository(str(boots), bare=True).free()
     options = (*configured(list_keys=str(keys)), "--target", f"git+file://{boots}#boot")
     with running(repository.bare, tmp_path, *options, records="fresh") as instance:
-        until_condition(instance, "ListCurrent", status=True, reason="Signed")
+        until_condition(instance, "SignedListCurrent", status=True, reason="Signed")
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
         assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint lets nobody list machines
         eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed

@@ -202,7 +202,7 @@ def test_a_commit_becomes_answers_a_tree_and_a_status(repository: Repository, in
     assert (status.planned_at, status.next_transition, due) == (BEFORE, at("20T22:00"), at("20T22:00"))
     assert status.phases == {"Network": 1}
     assert instance.boots(BEFORE) == instance.published == "flatcar-1"
-    for type in ("CommitAccepted", "Published", "RecordsKnown", "SourceReady"):
+    for type in ("CommitAccepted", "Published", "RecordsVerified", "SourceReady"):
         assert status.condition(type), type
     assert instance.told() == ["Accepted", "Published"]
 
@@ -276,7 +276,7 @@ def test_a_bad_commit_changes_nothing_and_names_its_problems_once(repository: Re
     assert [problem.code for problem in status.problems] == ["GB2011"]
     assert instance.target.calls == calls
     assert instance.condition("CommitAccepted") == (False, "Invalid")
-    assert instance.told("Refused") == ["Refused"]
+    assert instance.told("Rejected") == ["Rejected"]
     assert instance.reconcile(OPEN) == at("21T04:00")  # and windows go on
     assert instance.boots(OPEN) == "memtest-7"
 
@@ -325,7 +325,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
     with Instance(tmp_path) as instance:
         for _ in range(3):
             instance.reconcile(BEFORE)
-        assert instance.told() == ["Refused", "Refused"]  # the accepted one, and the one after it
+        assert instance.told() == ["Rejected", "Rejected"]  # the accepted one, and the one after it
         assert instance.reconciler.status.planned_at is None
 
 
@@ -448,7 +448,7 @@ def test_a_restart_plans_the_accepted_commit_in_the_first_pass_and_makes_a_damag
         assert instance.source.accepted() == good
         assert instance.told("CloneCorrupt", "CloneRestored") == told
         instance.reconcile(OPEN)
-        assert instance.told("Accepted", "Refused") == ["Accepted", "Refused"], "the bad one, once"
+        assert instance.told("Accepted", "Rejected") == ["Accepted", "Rejected"], "the bad one, once"
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied", "overwritten"])

@@ -141,7 +141,7 @@ def test_the_api_and_the_metrics_have_them(site: Site) -> None:
         [item] = client.get("/api/v1/seen").json()["items"]
         page = client.get("/metrics").text
     assert item["macs"] == ["52-54-00-99-99-99"]
-    assert "gitboot_unknown_requests_total 1.0\n" in page
+    assert "gitboot_unknown_machine_requests_total 1.0\n" in page
     assert "gitboot_unknown_machines 1.0\n" in page
     assert "99-99" not in page, "no metric has a machine for a label"
 

@@ -238,7 +238,7 @@ class Hall:
 
     @property
     def unknown(self) -> str:
-        found = self.condition("RecordsKnown")
+        found = self.condition("RecordsVerified")
         assert found is not None
         return "" if found.status else f"{found.message}\n{found.remedy}"
 

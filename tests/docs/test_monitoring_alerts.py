@@ -112,10 +112,10 @@ OTHERS: Final = (
     ),
     Case("it is not there", "GitbootDown", {"up{}": "0"}, 5),
     Case("it is not ready", "GitbootNotReady", {"gitboot_ready{}": "0"}, 5),
-    Case("nothing can be recorded", "GitbootNotRecording", {"gitboot_recording{}": "0"}, 2),
-    Case("its clock is behind", "GitbootEndpointClockOff", {"gitboot_clock_off_seconds{}": "-31"}, 5),
-    Case("its clock is ahead", "GitbootEndpointClockOff", {"gitboot_clock_off_seconds{}": "31"}, 5),
-    Case("its files", "GitbootCertificateNotRead", {"gitboot_operators_certificate_read{}": "0"}, 15),
+    Case("nothing can be recorded", "GitbootNotRecording", {"gitboot_fetch_log_writable{}": "0"}, 2),
+    Case("its clock is behind", "GitbootEndpointClockOff", {"gitboot_clock_offset_seconds{}": "-31"}, 5),
+    Case("its clock is ahead", "GitbootEndpointClockOff", {"gitboot_clock_offset_seconds{}": "31"}, 5),
+    Case("its files", "GitbootCertificateUnreadable", {"gitboot_operators_certificate_readable{}": "0"}, 15),
     # The clock begins at 0: what ends in 10 days is within 14 at once, and within one after nine.
     Case("it ends in days", "GitbootCertificateEndsSoon", {ENDS: str(10 * 86400)}, 60),
     Case(
@@ -124,7 +124,7 @@ OTHERS: Final = (
         {'gitboot_http_requests_total{kind="nothing",status="500"}': "0+1"},
         1,
     ),
-    Case("tokens", "GitbootTokensGuessed", {'gitboot_operators_refused_total{reason="Token"}': "0+10"}, 3),
+    Case("tokens", "GitbootTokensGuessed", {'gitboot_operator_requests_rejected_total{reason="Token"}': "0+10"}, 3),
 )
 
 
@@ -142,8 +142,10 @@ def _shown(page: str) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     """What an endpoint shows where nothing is wrong, looked at from the beginning of all time on."""
-    types = sorted(CONDITIONS.keys() - {BMC, "TreeRead"})
-    fine = tuple(Condition(type=each, status=True, reason="Fine", message="", since=BEFORE) for each in types)
+    types = sorted(CONDITIONS.keys() - {BMC, "OutputTreeReadable"})
+    fine = tuple(
+        Condition(type=each, status=True, reason="Fine", message="", last_transition_time=BEFORE) for each in types
+    )
     status = structs.replace(FULL_STATUS, conditions=fine, problems=(), below_minimum_version={"web": 0})
     with monitored_endpoint(tmp_path_factory.mktemp("certificates"), status) as url:
         found = dict(_shown(get(f"{url}/metrics").text))
@@ -293,8 +295,8 @@ def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) ->
 def test_a_tree_that_cannot_be_read_fires_one_alert_and_not_a_second_for_its_status(
     healthy: Series, tmp_path: Path
 ) -> None:
-    series = {**_with(healthy, condition("TreeRead", "Absent")), AT: "_"}
-    promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootTreeNotRead")])])
+    series = {**_with(healthy, condition("OutputTreeReadable", "Absent")), AT: "_"}
+    promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootOutputTreeUnreadable")])])
 
 
 def test_no_alert_is_left_untested() -> None:
@@ -416,7 +418,7 @@ def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_doe
 
 def test_each_metric_has_its_panel() -> None:
     asked = {name for _, each in EXPRESSIONS for name in re.findall(r"gitboot_\w+", each)}
-    left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_read"}
+    left_out = {"gitboot_planned_timestamp_seconds", "gitboot_operators_certificate_readable"}
     for family in FAMILIES:
         names = {family.sample, family.name, f"{family.name}_sum"}
         assert bool(names & asked) is (family.name not in left_out), family.name

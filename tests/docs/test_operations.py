@@ -141,11 +141,13 @@ def test_an_override_that_was_consumed_without_evidence_waits_for_a_person(rack:
         eventually(lambda: consumed(rack))
     rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     with rack.running() as instance:
-        found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+        found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
         assert "web01" in found["message"]
         assert (web.times_set, boots(instance, web)) == (1, "disk")
         rack.said("records", "set", "web01", word, *REASON)
-        until_condition(instance, "BootsProven", status=True, reason="Proven")  # before a fetch begins an installation
+        until_condition(
+            instance, "InstallsCompleted", status=True, reason="Completed"
+        )  # before a fetch begins an installation
         eventually(lambda: boots(instance, web) == entry)
         if word == "pending":
             eventually(lambda: web.times_set == 2)
@@ -205,12 +207,12 @@ def test_a_new_motherboard_makes_its_server_unknown_until_a_person_says(
     with rack.running(records="adopt") as instance:
         web.uuid = web.machine.uuid = uuid_of("another board")
         until_applied(instance, rack.push("Replace the motherboard of web01"))
-        found = until_condition(instance, "RecordsKnown", status=False, reason="UnknownServers")
+        found = until_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
         assert "web01" in found["message"] and "records set" in found["message"]
         assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
         assert "new motherboard" in noted(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
-        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
 
 
@@ -233,7 +235,7 @@ def test_a_renamed_machine_keeps_its_record_and_its_entry_and_nothing_is_set(rac
         renamed = [line.replace("web01", "shop01") for line in entry]  # on the screen
         assert (boots(instance, web), lines(instance, web)) == ("disk", renamed)
         assert (record(rack, web), web.machine.writes) == (before, [])
-        assert condition(instance, "RecordsKnown")["status"]
+        assert condition(instance, "RecordsVerified")["status"]
 
 
 # The ledger is lost, older, or damaged
@@ -257,14 +259,14 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
     for _ in range(2):
         with rack.running() as instance:
             until_condition(instance, "Published", status=False, reason="ForeignTree")
-            until_condition(instance, "RecordsKnown", status=False, reason="ForeignLedger")
+            until_condition(instance, "RecordsVerified", status=False, reason="ForeignLedger")
             assert (boots(instance, web), tree(rack)) == ("disk", before)
             refused = rack.typed("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
             refused = rack.typed("records", "begin", "fresh", "--yes")
             assert (refused.code, "fresh is for a new ledger" in refused.err) == (Exit.USAGE, True)
     with rack.running(records=rack.output / "ops" / "records") as instance:
-        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         until_condition(instance, "Published", status=True, reason="Published")
         assert record(rack, web) == (1, "Operator")
     assert (web.machine.writes, db.machine.writes) == ([], [])
@@ -274,7 +276,7 @@ def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
     web, db = installed(rack)
     shutil.rmtree(rack.state)
     with rack.running(records="adopt") as instance:
-        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
         assert published_records(rack.output).count(b"Adopted") == 2
     assert (web.machine.writes, db.machine.writes) == ([], [])
@@ -341,10 +343,10 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
         (rack.state / "ledger.mark").unlink()
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
-        until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
+        until_condition(instance, "RecordsVerified", status=False, reason="RestoredLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 1)
     with rack.running(records=kept) as instance:
-        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert record(rack, web) == (1, "Fetched")
     assert web.times_set == 1
 
@@ -375,9 +377,11 @@ def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_t
     if not is_told:
         shutil.rmtree(rack.output / "ops" / "records")
     with rack.running(records=known if is_told else before) as instance:
-        until_condition(instance, "RecordsKnown", status=is_told, reason="Known" if is_told else "UnknownServers")
+        until_condition(
+            instance, "RecordsVerified", status=is_told, reason="Verified" if is_told else "UnverifiedServers"
+        )
         eventually(lambda: not any(path.stat().st_size for path in spool.glob("*.jsonl") if path.name in given))
-        assert condition(instance, "RecordsKnown")["status"] is is_told
+        assert condition(instance, "RecordsVerified")["status"] is is_told
         assert record(rack, other) == (0, "Adopted")
         assert record(rack, web) == ((1, "Fetched") if is_told else None)
         assert bool(noted(instance, "ServerUnknown")) is not is_told
@@ -390,10 +394,10 @@ def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_i
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
-        until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")
+        until_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
-        until_condition(instance, "RecordsKnown", status=True, reason="Known")
+        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert record(rack, web) == (1, "Operator")
     assert web.machine.writes == []
 

@@ -129,7 +129,7 @@ def test_t12_who_is_refused_is_counted(made: Site, tokens: Tokens) -> None:
             get(f"{url}/metrics", headers=headers)
         counted = get(f"{url}/metrics").text
     for reason in ("Host", "Proxy", "Token"):
-        assert f'gitboot_operators_refused_total{{reason="{reason}"}} 1.0' in counted
+        assert f'gitboot_operator_requests_rejected_total{{reason="{reason}"}} 1.0' in counted
 
 
 # With real processes
@@ -414,7 +414,7 @@ def test_finding_s6_a_proxy_that_no_setting_names_is_noted_also_for_a_file_that_
         (report,) = eventually(lambda: list(made.spool.glob(f"*{SUFFIX}")))
         (proxy,) = read_reports(report.parent, datetime.now(UTC)).proxies
         assert proxy.address == "127.0.0.1"
-        told = next(each for each in map(json.loads, process.stderr) if each["type"] == "ProxyUnnamed")
+        told = next(each for each in map(json.loads, process.stderr) if each["type"] == "ProxyNotTrusted")
         assert 'trusted-proxies = ["127.0.0.1"]' in told["message"]
 
 
@@ -516,7 +516,7 @@ def test_t12_who_comes_by_a_published_port_is_an_operator_by_token_alone(places:
             assert places.ask(place, f"http://{HOST}:9090/api/v1/status", TOKEN)[0] == 200
         counted = places.ask(places.elsewhere, f"http://{HOST}:9090/metrics", TOKEN)[1]
     for reason in ("Network", "Socket", "Token"):
-        assert f'gitboot_operators_refused_total{{reason="{reason}"}} 2.0' in counted
+        assert f'gitboot_operator_requests_rejected_total{{reason="{reason}"}} 2.0' in counted
 
 
 @pytest.mark.parametrize("by", ["http", "https"])
@@ -548,5 +548,5 @@ def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, t
             found = json.loads(body)["data"]["result"] if status == 200 else []
             return str(found[0]["value"][1]) if found else None
 
-        eventually(lambda: read("gitboot_operators_certificate_read" if by == "https" else "gitboot_ready"))
+        eventually(lambda: read("gitboot_operators_certificate_readable" if by == "https" else "gitboot_ready"))
         eventually(lambda: read("up") == "1")  # one that took too long is none

@@ -57,7 +57,9 @@ STATUS = Status(
     planned_at=BEFORE,
     next_transition=START,
     phases={"Network": 1, "NoPlan": 1},
-    conditions=(Condition(type="SourceReady", status=False, reason="SourceError", message="x", since=BEFORE),),
+    conditions=(
+        Condition(type="SourceReady", status=False, reason="SourceError", message="x", last_transition_time=BEFORE),
+    ),
 )
 PARKED = server("parked01", "role: web", "lifecycle: Parked")
 
@@ -110,7 +112,7 @@ def test_status_tells_attempted_from_applied(client: httpx.Client) -> None:
     assert status["attempted"]["commit"] == "bad"
     assert [problem["code"] for problem in status["attempted"]["problems"]] == ["GB1001"]
     assert status["applied"] == {"commit": "c0ffee"}
-    assert [condition["type"] for condition in status["conditions"]] == ["SourceReady", "TreeRead"]
+    assert [condition["type"] for condition in status["conditions"]] == ["SourceReady", "OutputTreeReadable"]
 
 
 def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_path: Path) -> None:

@@ -433,7 +433,11 @@ def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> No
         with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
             assert {client.get(path).status_code for path in (*LOOKUPS, "/boot.ipxe", "/readyz")} == {503}
             (condition,) = client.get("/api/v1/status").json()["conditions"]
-    assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "UnknownFormat")
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        "OutputTreeReadable",
+        False,
+        "UnknownFormat",
+    )
     assert "format 3" in condition["message"]
 
 
@@ -616,7 +620,7 @@ def test_without_a_spool_what_is_made_once_is_not_given(site: Site) -> None:
         site.now = START  # what writes no disk is given all the same
         assert "(Maintenance)" in client.get(ENTRY).text
         metrics = client.get("/metrics").text
-    assert 'gitboot_boots_refused_total{reason="NotRecorded"} 6.0' in metrics
+    assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 6.0' in metrics
 
 
 def test_where_the_policy_always_boots_what_writes_no_disk_that_is_the_fallback(site: Site) -> None:

@@ -141,7 +141,7 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
     ("minutes", "fleet", "expected"),
     [
         pytest.param(0, QUIET, "quiet", id="a second NIC, within the minute"),
-        pytest.param(2, QUIET, "(Given)", id="another argument"),
+        pytest.param(2, QUIET, "(AlreadyServed)", id="another argument"),
         pytest.param(
             *(2, planned(SEED[0], SEED[1].replace("name: web01", "name: shop01"), *ONCE[2:])),
             *("shop01 boots its local disk",),
@@ -208,7 +208,7 @@ def test_e3_a_ledger_that_cannot_be_written_gives_nothing_twice(tmp_path: Path) 
         data = re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+)", first)[0]
         assert instance.get(data).status_code == 200
         for _ in range(3):
-            assert "(Given)" in instance.get(ENTRY).text
+            assert "(AlreadyServed)" in instance.get(ENTRY).text
         lock.execute("ROLLBACK")
         lock.close()
         eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
@@ -254,14 +254,16 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
 
 def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, url: str) -> None:
     assert http_peers.get(f"{url}/readyz").text == "ready\n"
-    assert "gitboot_recording 1.0" in http_peers.get(f"{url}/metrics").text
+    assert "gitboot_fetch_log_writable 1.0" in http_peers.get(f"{url}/metrics").text
     (away := here.spool.with_name("away")).mkdir()
     here.spool.rename(away / "spool")
     assert "(NotRecorded)" in get(url + ENTRY).text
     found = http_peers.get(f"{url}/readyz")
     assert found.status_code == 503
     assert f"nothing can be recorded: {here.spool} cannot be written: No such file" in found.text
-    assert {"gitboot_recording 0.0", "gitboot_ready 0.0"} <= set(http_peers.get(f"{url}/metrics").text.splitlines())
+    assert {"gitboot_fetch_log_writable 0.0", "gitboot_ready 0.0"} <= set(
+        http_peers.get(f"{url}/metrics").text.splitlines()
+    )
     (away / "spool").rename(here.spool)
     eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
     assert GIVEN in get(url + ENTRY).text
@@ -339,7 +341,7 @@ def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_re
     shutil.rmtree(here.spool)
     assert "(NotRecorded)" in get(url + ENTRY).text
     here.spool.mkdir()
-    assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
+    assert "(AnotherFetchLog)" in get(url + ENTRY).text, "the tree names the one that was lost"
     here.publish(FLEET, commit="2")
     assert GIVEN in get(url + ENTRY).text
     assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
@@ -427,7 +429,7 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
             assert GIVEN in get(f"{gives}{path}?hop=1").text
         assert http_peers.get(f"{other}/api/v1/status").status_code == 200
         refused = http_peers.get(f"{other}/metrics").text
-    assert 'gitboot_boots_refused_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
+    assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
 
 
 # What firmware boots directly
@@ -594,7 +596,7 @@ def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
         text = get(url + ENTRY, headers=headers).text
         assert (GIVEN if counts else DISK) in text
         assert len(here.observed()) == counts
-        assert ("(NotCounted)" in text) != counts
+        assert ("(ClientNotCounted)" in text) != counts
         assert GIVEN in get(url + ENTRY).text, "the machine is given it"
 
 
@@ -634,7 +636,8 @@ def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Si
         assert [each for each in here.observed() if each.is_evidence] == []
         assert GIVEN in get(url + ENTRY, headers={**headers, "user-agent": IPXE}).text, "the machine is given it"
         assert (
-            'gitboot_boots_refused_total{reason="NotCounted"} 0.0' in http_peers.get(f"{url}/metrics", headers=own).text
+            'gitboot_boots_withheld_total{reason="ClientNotCounted"} 0.0'
+            in http_peers.get(f"{url}/metrics", headers=own).text
         )
 
 
@@ -716,7 +719,7 @@ def test_e7_nothing_is_given_whose_files_are_cut_short(here: Site, tmp_path: Pat
     (folder / "initrd").touch()  # of which the image does not say the size
     with here.serve(assets=tmp_path / "assets") as url:
         (folder / "kernel").write_text("ker")
-        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (Missing)" in get(url + ENTRY).text
+        assert "assets/flatcar-1/kernel has 3 bytes, and the image says 5 (ArtifactMissing)" in get(url + ENTRY).text
         assert here.observed() == []
         (folder / "kernel").write_text("kerne")
         assert GIVEN in get(url + ENTRY).text
@@ -765,7 +768,7 @@ def test_e32_an_endpoint_whose_clock_is_off_gives_no_boot_that_writes_a_disk(her
             assert "(ClockOff)" in get(url + ENTRY).text
             assert http_peers.get(f"{url}/readyz").status_code == 503
             assert f"{off.total_seconds():+.0f} s" in http_peers.get(f"{url}/readyz").text
-            assert f"gitboot_clock_off_seconds {off.total_seconds()}" in http_peers.get(f"{url}/metrics").text
+            assert f"gitboot_clock_offset_seconds {off.total_seconds()}" in http_peers.get(f"{url}/metrics").text
             here.now = BEFORE + timedelta(seconds=1)
             say(here, BEFORE + timedelta(seconds=2))
             http_peers.get(f"{url}/api/v1/status")
@@ -920,7 +923,7 @@ def _conditions(url: str) -> dict[str, dict[str, Any]]:
 
 def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_and_readyz(here: Site) -> None:
     """Whatever the status says of everything else, and by whichever clock: a new one ends it."""
-    fine = Condition(type="SourceReady", status=True, reason="Fetched", message="", since=BEFORE)
+    fine = Condition(type="SourceReady", status=True, reason="Fetched", message="", last_transition_time=BEFORE)
     written = {**Status(conditions=(fine,)).facts(), "clock": format_instant(BEFORE), "at": format_instant(BEFORE)}
     here.say(written)
     stale = 'gitboot_condition{status="false",type="StatusCurrent"} 1.0'
@@ -1016,10 +1019,10 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
     assets.mkdir()
     looks = ("--check-assets", "off", "--poll", "1")  # by itself it would not offer it
     with running(repository.bare, tmp_path, "--assets", str(assets), *looks, records="fresh") as instance:
-        eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
-        found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"])
+        eventually(lambda: "(ArtifactMissing)" in instance.get(ENTRY).text)
+        found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"])
         assert instance.status()["records"] == {"Pending": 1}
-    assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
+    assert (found[0]["status"], found[0]["reason"]) == (False, "ArtifactMissing")
     assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
     assert found[0]["remedy"].startswith("gitboot boot-script web01")
 

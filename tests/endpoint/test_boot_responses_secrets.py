@@ -318,7 +318,7 @@ def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(
         for _ in range(9):  # five withheld boots of a machine are a condition
             found = get(f"{url}{path}{query}", headers=headers)
             assert (found.status_code, found.content) == (404, b"")
-        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0\n' in http_peers.get(f"{url}/metrics").text
+        assert 'gitboot_boots_withheld_total{reason="ClientNotCounted"} 0.0\n' in http_peers.get(f"{url}/metrics").text
         assert get(url + path).content == PLAIN.encode(), "the machine is given its secret"
         assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
 
@@ -329,7 +329,7 @@ def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, secret: s
         with here.serve(keys=keys) as url:
             found = get(url + secret)
             assert (found.status_code, found.content, found.headers["retry-after"]) == (503, b"", "5")
-            assert 'reason="NotOpened"} 1' in http_peers.get(f"{url}/metrics").text
+            assert 'reason="SecretNotDecrypted"} 1' in http_peers.get(f"{url}/metrics").text
         assert not here.observed(), word
 
 
@@ -371,7 +371,7 @@ def test_it_ends_by_the_clock_and_when_it_is_withdrawn(sealed: Sealed, secret: s
 
 
 def boots_given(instance: Instance) -> dict[str, Any]:
-    found = [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"]
+    found = [each for each in instance.status()["conditions"] if each["type"] == "BootsServed"]
     return found[0] if found else {"status": True, "reason": "Given"}
 
 
@@ -384,7 +384,9 @@ def test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after(
         path = install(instance)
         keys.write_text(f"{Identity.generate()}\n")
         assert instance.get(path).status_code == 503
-        said = eventually(lambda: boots_given(instance)["reason"] == "NotOpened" and boots_given(instance)["message"])
+        said = eventually(
+            lambda: boots_given(instance)["reason"] == "SecretNotDecrypted" and boots_given(instance)["message"]
+        )
         assert "the secret join: none of the keys opens it" in said
         keys.write_bytes(sealed.file.read_bytes())
         assert instance.get(path).text == PLAIN

@@ -68,12 +68,12 @@ def test_requests_are_counted_by_what_they_were_for() -> None:
         http_peers.post(f"{url}/nothing")
         counted = samples(url)["gitboot_http_requests_total"]
     assert counted == {
-        ("entry", "200"): 2,
+        ("boot_script", "200"): 2,
         ("file", "200"): 1,
         ("page", "200"): 1,
-        ("nothing", "404"): 2,
-        ("nothing", "405"): 1,
-        **{(kind, "500"): 0 for kind in ("artifact", "entry", "file", "inventory", "nothing", "page")},
+        ("not_found", "404"): 2,
+        ("not_found", "405"): 1,
+        **{(kind, "500"): 0 for kind in ("artifact", "boot_script", "file", "inventory", "not_found", "page")},
     }
 
 
@@ -135,13 +135,13 @@ def test_what_the_status_says_is_there(url: str) -> None:
             ("true", "Published"): 1,
             ("false", "SourceReady"): 1,
             ("true", "SourceReady"): 0,
-            ("false", "TreeRead"): 0,
-            ("true", "TreeRead"): 1,
+            ("false", "OutputTreeReadable"): 0,
+            ("true", "OutputTreeReadable"): 1,
         },
         "gitboot_condition_reason": {
             ("Published", "Published"): 1,
             ("SourceError", "SourceReady"): 1,
-            ("Read", "TreeRead"): 1,
+            ("Read", "OutputTreeReadable"): 1,
         },
         "gitboot_planned_timestamp_seconds": {(): BEFORE.timestamp()},
         "gitboot_next_transition_timestamp_seconds": {(): START.timestamp()},

@@ -483,7 +483,7 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
             return f"{found['Serving']['status']} {found['Serving']['message']}"
 
         eventually(lambda: serving() == "True 2 of 2 endpoints running")
-        (tree_read,) = [each for each in instance.status()["conditions"] if each["type"] == "TreeRead"]
+        (tree_read,) = [each for each in instance.status()["conditions"] if each["type"] == "OutputTreeReadable"]
         assert tree_read["status"] is True
         os.kill(workers_of(instance.process.pid)[0], signal.SIGKILL)
         eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")

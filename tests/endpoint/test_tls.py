@@ -154,7 +154,7 @@ def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path)
         assert pair.get(f"{operators}/metrics").status_code == 404
         shown = {"authorization": "Bearer a-token-of-prometheus"}
         answer = httpx.get(f"{operators}/metrics", headers=shown, verify=pair.trusted, timeout=60)
-        assert "gitboot_operators_certificate_read 1.0" in answer.text
+        assert "gitboot_operators_certificate_readable 1.0" in answer.text
 
 
 def test_a_new_certificate_is_shown_to_whoever_connects_next_and_drops_nobody(made: Site, pair: Pair) -> None:
@@ -210,15 +210,15 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
     with served(made, *pair.options) as (found, operators):
         before = pair.shown(operators)
         break_it(how, pair, authority)
-        eventually(lambda: said(found, "CertificateKept"))
+        eventually(lambda: said(found, "CertificateUnreadable"))
         assert pair.shown(operators) == before
-        assert "gitboot_operators_certificate_read 0.0" in pair.get(f"{operators}/metrics").text
-        (message,) = said(found, "CertificateKept")
+        assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
+        (message,) = said(found, "CertificateUnreadable")
         assert why in message
         assert message.endswith("the one before goes on")
         new = pair.renew()
         eventually(lambda: pair.shown(operators) == new)
-        assert "gitboot_operators_certificate_read 1.0" in pair.get(f"{operators}/metrics").text
+        assert "gitboot_operators_certificate_readable 1.0" in pair.get(f"{operators}/metrics").text
     assert len(said(found, "CertificateRead")) == 1
 
 
@@ -240,7 +240,7 @@ def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
         patched.setattr(Path, "read_bytes", read_bytes)
         event = certificate.look(START)
     assert event is not None
-    assert event.type == "CertificateKept"
+    assert event.type == "CertificateUnreadable"
     assert gone in event.message
     assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
     pair.renew()
@@ -265,7 +265,7 @@ def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(
             lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
-        eventually(lambda: any("nobody is let in" in each for each in said(found, "CertificateKept")))
+        eventually(lambda: any("nobody is let in" in each for each in said(found, "CertificateUnreadable")))
         with pytest.raises(httpx.TransportError):
             pair.get(operators + STATUS)
         pair.renew()
@@ -345,7 +345,10 @@ def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, author
             client.sendall(b"\x16\x03\x01")
 
         def counted() -> bool:
-            return 'gitboot_operators_refused_total{reason="Handshake"} 3.0' in pair.get(f"{operators}/metrics").text
+            return (
+                'gitboot_operator_requests_rejected_total{reason="Handshake"} 3.0'
+                in pair.get(f"{operators}/metrics").text
+            )
 
         eventually(counted)
 

@@ -532,12 +532,12 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
         assert "killed twice" in found.message
         assert parts.reconciler.reconcile(start) == start + timedelta(minutes=1)
-        assert [each.type for each in parts.events].count("Refused") == 1
+        assert [each.type for each in parts.events].count("Rejected") == 1
 
         again = start + timedelta(minutes=1)
         eventually(lambda: not_evaluated(again, "2026-11-20T12:03:00Z"))
         assert parts.reconciler.reconcile(again) == again + timedelta(minutes=2), "each wait is twice as long"
-        assert [each.type for each in parts.events].count("Refused") == 1
+        assert [each.type for each in parts.events].count("Rejected") == 1
 
         newest_commit = repository.push({"many.yaml": "", "web02.yaml": server("web02", "role: web")})
         parts.source.fetch()
@@ -558,7 +558,7 @@ def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path
 
         def refusals() -> list[dict[str, Any]]:
             assert instance.get("/readyz").status_code == 200
-            return [event for event in instance.events if event["type"] == "Refused"]
+            return [event for event in instance.events if event["type"] == "Rejected"]
 
         (refused,) = eventually(refusals)  # an evaluator waits for whoever is not nice
         assert Code.LIMITS in refused["message"]

@@ -333,11 +333,17 @@ FULL_STATUS: Final = Status(
     below_minimum_version={"web": 2, "db": 0},
     stages=_laps().facts(),
     conditions=(
-        Condition(type="SourceReady", status=False, reason="SourceError", message="", since=BEFORE),
-        Condition(type="Published", status=True, reason="Published", message="", since=BEFORE),
-        Condition(type="Bmc/web01", status=False, reason="Stalled", message="", since=BEFORE),
-        Condition(type="Bmc/web02", status=False, reason="Stalled", message="", since=BEFORE),
-        Condition(type="Bmc/web03", status=False, reason=OperatorCondition.FOREIGN_OVERRIDE, message="", since=BEFORE),
+        Condition(type="SourceReady", status=False, reason="SourceError", message="", last_transition_time=BEFORE),
+        Condition(type="Published", status=True, reason="Published", message="", last_transition_time=BEFORE),
+        Condition(type="Bmc/web01", status=False, reason="Stalled", message="", last_transition_time=BEFORE),
+        Condition(type="Bmc/web02", status=False, reason="Stalled", message="", last_transition_time=BEFORE),
+        Condition(
+            type="Bmc/web03",
+            status=False,
+            reason=OperatorCondition.FOREIGN_OVERRIDE,
+            message="",
+            last_transition_time=BEFORE,
+        ),
     ),
 )
 

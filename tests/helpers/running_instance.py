@@ -151,7 +151,9 @@ def begin(state: Path, records: str | Path) -> None:
 
     def is_known() -> bool:
         found = json.loads((state / "status.json").read_bytes())["conditions"]
-        return any(each["type"] == "RecordsKnown" and each["reason"] in ("Known", "UnknownServers") for each in found)
+        return any(
+            each["type"] == "RecordsVerified" and each["reason"] in ("Verified", "UnverifiedServers") for each in found
+        )
 
     try:
         eventually(is_known)

@@ -596,7 +596,7 @@ def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
 @BOTH
 def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock_said(path: Path) -> None:
     with open_ledger(path) as ledger:
-        for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Refused")):
+        for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Rejected")):
             instant = NOON.replace(hour=hour)
             put(
                 ledger,
@@ -605,7 +605,7 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
             )
     with open_ledger(path) as ledger:
         found = list(instance_tables.read_events(ledger))
-    assert [event["type"] for event in found] == ["Accepted", "Published", "Refused"]
+    assert [event["type"] for event in found] == ["Accepted", "Published", "Rejected"]
     assert found[1] == {
         "at": "2026-11-20T11:00:00Z",
         "type": "Published",

@@ -74,7 +74,7 @@ def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spen
         for path in LOOKUPS:
             script = get(url + path).text
             assert "smoke in fra1 (Stopped)" in script and DISK in script
-        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in http_peers.get(f"{url}/metrics").text
+        assert 'gitboot_boots_withheld_total{reason="Stopped"} 3.0' in http_peers.get(f"{url}/metrics").text
         take_back(here.root / "ops")
         assert GIVEN in get(url + ENTRY).text
 

@@ -241,7 +241,7 @@ def test_an_argument_that_renders_to_nothing_is_none() -> None:
 
 
 def test_a_status_says_which_conditions_hold() -> None:
-    held = Condition(type="SourceReady", status=True, reason="Fetched", message="", since=NOON)
+    held = Condition(type="SourceReady", status=True, reason="Fetched", message="", last_transition_time=NOON)
     problem = Problem(path="a", line=1, column=2, code="GB1001", message="m", hint="x")
     status = Status(conditions=(held,), problems=(problem,), next_transition=NOON + timedelta(hours=1))
     assert status.condition("SourceReady")

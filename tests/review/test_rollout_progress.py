@@ -127,7 +127,7 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"installing has failed on {FIRST[3]}"),
         ("one has failed, one is unknown", {FIRST[0]: None, FIRST[3]: FAILED}, {}, "Stopped", "failed"),
         ("whom it does not reach has failed", {NAMES[-1]: FAILED}, {}, "Next", "4 of 4"),
-        ("the instance is in doubt", {}, {"doubt": "RecordsKnown: NewLedger"}, "Waits", "NewLedger"),
+        ("the instance is in doubt", {}, {"doubt": "RecordsVerified: NewLedger"}, "Waits", "NewLedger"),
         ("it spoke an hour ago", {}, {"at": NOON - timedelta(hours=1)}, "Next", "4 of 4"),
         ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "that is not now"),
         ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "that is not now"),

@@ -235,7 +235,7 @@ def test_finding_p1_a_receiver_whose_secret_is_missing_is_a_condition(repository
         with running(repository.bare, tmp_path, "--notify", str(file), "--poll", "1", records="fresh") as instance:
             secret.unlink()
             repository.push({"broken.yaml": "kind: [\n"})  # an event that receivers are told of
-            found = until(instance, "NoticesSent", status=False)
+            found = until(instance, "NotificationsSent", status=False)
             assert found["reason"] == "UsageError" and str(secret) in found["message"]
             write_private(secret, SECRET)
             eventually(lambda: taken.got)

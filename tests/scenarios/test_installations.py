@@ -78,7 +78,7 @@ def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -
     assert (bench.record.overwritten_by, bench.record.provision) == ("wipe", 1)
     bench.now = at("20T14:00")
     assert shown(bench.plan()) == (Phase.DISK, Cause.OVERWRITTEN)
-    assert (bench.condition("RecordsKnown") or (None,))[:2] == (False, "UnknownServers")
+    assert (bench.condition("RecordsVerified") or (None,))[:2] == (False, "UnverifiedServers")
     assert bench.instance.reconciler.status.records == {"Unknown": 1}
     bench.decide(*seed("provision: 2", wipe))
     assert shown(bench.plan()) == INSTALLS
@@ -507,7 +507,7 @@ def test_e15_a_typo_in_the_ledgers_name_is_held_and_obeyed_and_taking_it_back_ne
     wanting.turn()
     assert wanting.held is not None
     assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
-    assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+    assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
     assert shown(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
     wanting.turn(hours=6)
     assert shown(wanting.plan("web00")) == DISK  # its own windows end
@@ -541,7 +541,7 @@ def test_e15_another_instance_takes_over_once_somebody_has_looked(tmp_path: Path
         for each in (wanting, other):
             each.turn()
             assert each.held is None
-        assert wanting.condition("LedgerNamed") == (False, "StandsBack")
+        assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
         assert (other.condition("LedgerNamed"), shown(wanting.plan("web00"))) == (None, DISK)
         assert len(other.parts.reconciler.standing.plans.servers) == len(NAMES)
 
@@ -556,7 +556,7 @@ def test_e16_stopped_is_obeyed_at_once(tmp_path: Path, wanting: World, how: str)
     wanting.turn()
     assert wanting.applied == (commit if how == "accepted" else before)
     assert {shown(wanting.plan(name)) for name in NAMES} == {DISK}
-    assert wanting.condition("BootsOffered") == (False, "StoppedByFleet")
+    assert wanting.condition("InstallsAllowed") == (False, "StoppedByFleet")
     with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
         again.turn()
         assert {shown(again.plan(name)) for name in NAMES} == {DISK}
@@ -579,7 +579,7 @@ def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None
     wanting.request("stop", reason="smoke in fra1", everything=False)
     assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
     assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert wanting.condition("BootsOffered") == (False, "Stopped")
+    assert wanting.condition("InstallsAllowed") == (False, "Stopped")
     wanting.request("stop", reason="all of it", everything=True)
     assert shown(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
     with wanting.restarted(tmp_path) as again:
@@ -587,7 +587,7 @@ def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None
         assert {shown(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
         again.request("start")
         assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
-        assert again.condition("BootsOffered") == (True, "Offered")
+        assert again.condition("InstallsAllowed") == (True, "Allowed")
 
 
 SOLES = '{"fra1":"0123"}'  # the host's spool, by site
@@ -612,10 +612,10 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     wanting.turn()
     assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
     assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert wanting.condition("BootsOffered") == (False, "SoleClaim")
-    (event,) = wanting.told("BootsStopped")
+    assert wanting.condition("InstallsAllowed") == (False, "SoleClaim")
+    (event,) = wanting.told("InstallsStopped")
     assert told in event.message and event.message.endswith(f"then delete {file}")
-    (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "BootsOffered")
+    (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "InstallsAllowed")
     assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
     wanting.request("stop", reason="smoke", everything=False)
     wanting.request("start")
@@ -625,7 +625,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     file.unlink()
     wanting.turn()
     assert {shown(wanting.plan(name)) for name in NAMES} == {INSTALLS}
-    assert wanting.condition("BootsOffered") == (True, "Offered")
+    assert wanting.condition("InstallsAllowed") == (True, "Allowed")
 
 
 def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(wanting: World) -> None:
@@ -645,7 +645,7 @@ def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
     (folder := wanting.parts.spool / ".forwarded").mkdir(parents=True)
     (folder / "soles").write_text("{}")
     wanting.turn()
-    assert wanting.condition("BootsOffered") == (True, "Offered")
+    assert wanting.condition("InstallsAllowed") == (True, "Allowed")
 
 
 # A word for what is installed at every boot

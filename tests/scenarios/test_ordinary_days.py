@@ -101,11 +101,11 @@ def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Pat
         eventually(lambda: steps(instance) == {"Pending": 8})
         assert all(each.is_given_its_boot() for each in clients)
         eventually(lambda: steps(instance) == {"Attempted": 8})
-        eventually(lambda: "and 5 more" in condition(instance, "BootsProven")["message"])
-        found = until_condition(instance, "BootsProven", status=False, reason="Overdue")
+        eventually(lambda: "and 5 more" in condition(instance, "InstallsCompleted")["message"])
+        found = until_condition(instance, "InstallsCompleted", status=False, reason="Overdue")
         assert re.search(r"web00 \(attempted: 127\.0\.0\.1 fetched boot/v1/boot/\S+ at 20", found["message"])
         remedy = f"gitboot records set {' '.join(names)} provisioned "  # each step has its own three seconds
-        eventually(lambda: condition(instance, "BootsProven")["remedy"].startswith(remedy))
+        eventually(lambda: condition(instance, "InstallsCompleted")["remedy"].startswith(remedy))
         script = next(each for each in clients if each.name == "web03").loads()
         assert 'gitboot_records{known="Attempted"} 8.0' in instance.get("/metrics").text
         asked = instance.get("/api/v1/servers?step=Attempted&limit=2").json()
@@ -180,22 +180,22 @@ def test_e13_a_rack_that_lost_its_overrides_is_healed_by_one_order(tmp_path: Pat
             for blade in blades:
                 blade.machine.restart_bmc(forgets=True)
             rack.said("bmc", "apply")
-            found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+            found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
             eventually(
                 lambda: (
                     "and 3 more"
-                    in until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")["message"]
+                    in until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")["message"]
                 )
             )
             got = rack.bmc_get()
             assert {each["needsAPerson"] for each in got.values()} == {True}
             assert all("gitboot records set " in each["hint"] for each in got.values())
-            found = until_condition(instance, "BootsProven", status=False, reason="NeedsOperator")
+            found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
             order = found["remedy"].replace("provisioned", "pending").split(" --state")[0].split()[1:]
             assert order == ["records", "set", *(blade.name for blade in blades), "pending"]
             rack.said(*order, "--yes", *REASON)
             eventually(lambda: all(blade.override == ONCE for blade in blades))
-            until_condition(instance, "BootsProven", status=True, reason="Proven")
+            until_condition(instance, "InstallsCompleted", status=True, reason="Completed")
             assert [blade.times_set for blade in blades] == [2] * many
 
 
@@ -246,7 +246,7 @@ def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says
             assert http_peers.post(f"{instance.url}{path}", content=log).status_code == 204
             eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
         assert not web01.is_given_its_boot()
-        found = until_condition(instance, "BootsProven", status=False, reason="Failed")
+        found = until_condition(instance, "InstallsCompleted", status=False, reason="Failed")
         assert "[31mno disk" in found["message"] and "\x1b" not in found["message"]
         attempts = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
         assert [each["failed"]["log"].splitlines()[0] for each in attempts] == ["attempt 1", "attempt 2"]
@@ -278,7 +278,7 @@ def test_a_proxy_near_the_machines_keeps_no_boot(tmp_path: Path) -> None:
 def test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted(tmp_path: Path) -> None:
     with instance_of(tmp_path, documents("web01")) as instance, forwarding(instance.url, tmp_path / "proxy") as url:
         assert http_peers.get(f"{url}/api/v1/servers").status_code == 404
-        found = until_condition(instance, "ProxiesNamed", status=False, reason="Unnamed")
+        found = until_condition(instance, "ProxiesTrusted", status=False, reason="Unnamed")
         assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
         assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
 
@@ -295,7 +295,7 @@ def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp
         assert stranger.get(f"{url}/api/v1/servers").status_code == 404
         assert stranger.get(f"{url}/api/v1/servers", headers=invented).status_code == 404
         assert stranger.get(f"{instance.url}/api/v1/servers", headers=invented).status_code == 404
-        assert condition(instance, "ProxiesNamed").get("remedy", "").find(PROXY) == -1
+        assert condition(instance, "ProxiesTrusted").get("remedy", "").find(PROXY) == -1
 
 
 def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
@@ -377,7 +377,7 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
         eventually(lambda: any("127.0.0.1" in each.read_text() for each in spool.glob("*.report")))
         done = typed("run", repository.bare, *places, "--once")
         assert done.code == Exit.FINE, "a client that claims to be another fails no timer"
-        assert "ProxiesNamed" in typed("status", "--state", tmp_path / "state").out
+        assert "ProxiesTrusted" in typed("status", "--state", tmp_path / "state").out
 
 
 def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_p
             eventually(lambda: any(each["type"] == "OverrideConfirmed" for each in instance.events))
             installs(instance, web.machine)
             eventually(lambda: steps(instance) == {"Provisioned": 1})
-            eventually(lambda: any(each["type"] == "MachineUnproven" for each in instance.events))
+            eventually(lambda: any(each["type"] == "MachineUnverified" for each in instance.events))
             assert [each for each in instance.status()["conditions"] if not each["status"]] == []
 
 
@@ -403,7 +403,7 @@ def test_a_diskless_fleet_boots_while_nobody_has_said_what_is_installed(tmp_path
     files = documents("web01", "web02", writesDisk="false")
     files["fleet.yaml"] = files["fleet.yaml"].replace("networkBoot: Once", "networkBoot: Always")
     with instance_of(tmp_path, files, fresh=False) as instance:
-        until_condition(instance, "RecordsKnown", status=False, reason="NewLedger")
+        until_condition(instance, "RecordsVerified", status=False, reason="NewLedger")
         for _ in range(3):
             assert all(Client(name, instance.url).is_given_its_boot() for name in ("web01", "web02"))
 

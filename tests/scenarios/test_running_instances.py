@@ -100,7 +100,7 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
             assert (refused.code, f"the Fleet names {ours}, and this instance has" in refused.err) == (Exit.USAGE, True)
             rack.settings = f"{BASE_URL}, provisioning: {{ledger: {uuid_of('typo')}}}"
             rack.push("Name nobody")
-            until_condition(one, "LedgerNamed", status=False, reason="StandsBack")
+            until_condition(one, "LedgerNamed", status=False, reason="BecameStandby")
             eventually(lambda: not web.stands), "what it has set is withdrawn while it stands back"
             assert (boots(one, web), web.times_set) == ("disk", 1)
             assert one.get("/readyz").status_code == 200, "machines are answered as before, but for installers"
@@ -109,13 +109,13 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
             named = rack.push("Name the other")
             for instance, state in ((one, rack.state), (two, tmp_path / "two/state")):
                 approve(instance, state, named)
-            until_condition(two, "RecordsKnown", status=False, reason="NewLedger")
+            until_condition(two, "RecordsVerified", status=False, reason="NewLedger")
             assert web.times_set == 1, "a new ledger knows nothing"
             assert typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state").code == 0
             eventually(lambda: web.stands)
             eventually(lambda: boots(two, web) == "flatcar-1")
             assert web.times_set == 2
-            assert (condition(one, "LedgerNamed")["reason"], boots(one, web)) == ("StandsBack", "disk")
+            assert (condition(one, "LedgerNamed")["reason"], boots(one, web)) == ("BecameStandby", "disk")
 
 
 def approve(instance: Instance, state: Path, commit: str) -> None:

@@ -148,7 +148,9 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
     assert event.facts["servers"] == ["web01"]
     assert "or, where another site had it, with gitboot records take-over" in event.message
     (known,) = [
-        each for each in country.instances["fra1"].parts.reconciler.status.conditions if each.reason == "UnknownServers"
+        each
+        for each in country.instances["fra1"].parts.reconciler.status.conditions
+        if each.reason == "UnverifiedServers"
     ]
     assert "or with gitboot records take-over, where another site had it" in known.message
     assert known.remedy is not None and known.remedy.endswith("# or: pending; or: take-over FILE, from another site")
@@ -252,7 +254,7 @@ def test_one_for_all_sites_from_which_others_take_over_is_asked(country: Country
         country.push(*servers)
         for_all.turn()
         assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
-        assert for_all.condition("LedgerNamed") == (False, "StandsBack")
+        assert for_all.condition("LedgerNamed") == (False, "BecameStandby")
         assert shown(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
 
 
@@ -439,7 +441,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     digest = held_digest(goes)
     assert held_digest(stays) == digest
     assert goes.parts.reconciler.status.problems == ()
-    assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "StandsBack"))
+    assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "BecameStandby"))
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.standing.schedule.may_set is False
     refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
@@ -450,7 +452,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     country.repository.push({"bad.yaml": "# nothing\n"}, f"Mend it\n\nGitboot-Ack: {digest} allowTakeover")
     country.turn()
     assert [each for each in (stays, goes) if each.held is not None] == []
-    assert goes.condition("LedgerNamed") == (False, "StandsBack")
+    assert goes.condition("LedgerNamed") == (False, "BecameStandby")
     assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
     tried = typed("run", country.repository.bare, *places, "--dry-run")
@@ -459,7 +461,7 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     assert "nothing is set any more" in tried.err
     with goes.restarted(tmp_path / "fra1", site="fra1") as again:
         again.turn()
-        assert again.condition("LedgerNamed") == (False, "StandsBack")
+        assert again.condition("LedgerNamed") == (False, "BecameStandby")
         assert again.parts.reconciler.status.problems == ()
     if "web02" in where:
         assert country.planned("ams2")["web02"] == UNKNOWN
@@ -513,7 +515,7 @@ def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_co
     country.repository.push({"fleet.yaml": text}, "Name another, and break something")
     country.turn()
     found = [each.condition("LedgerNamed") for each in country.instances.values()]
-    assert found == [None, (False, "StandsBack")]
+    assert found == [None, (False, "BecameStandby")]
 
 
 def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country: Country, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_p
         once(left)
         found = condition()
         assert found is not None
-        assert (found["status"], found["reason"]) == (False, "LeftOutput")
+        assert (found["status"], found["reason"]) == (False, "OutputWithoutEndpoint")
         assert "of 1 server out of OUTPUT" in found["message"] and ": web02;" in found["message"]
         assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
         for text in (found["message"], found["remedy"]):  # a log in an older format does not show who fetches
@@ -140,7 +140,7 @@ def modes(output: Path) -> set[int]:
 
 def output_condition(left: Path) -> bool:
     conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
-    return all(each["status"] for each in conditions if each["type"] == "OutputClosed")
+    return all(each["status"] for each in conditions if each["type"] == "OutputPrivate")
 
 
 def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:

@@ -73,14 +73,14 @@ def _states() -> set[tuple[str, str]]:
         if holds or status is None or reason is None or not isinstance(type, ast.Constant):  # else it is a BMC's
             continue
         (name,) = _texts(type)
-        reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsKnown" else _texts(reason)
-        reasons = set(UNPROVEN) if name == "BootsProven" else reasons  # it takes the first that applies
+        reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsVerified" else _texts(reason)
+        reasons = set(UNPROVEN) if name == "InstallsCompleted" else reasons  # it takes the first that applies
         found |= {(name, each) for each in reasons if each != "Running"}
     for call in _calls("gitboot/controller/reconcile.py", "Condition"):
         named = {each.arg: each.value for each in call.keywords if each.arg is not None}
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/endpoint/served_files.py", "_note"):
-        found |= {("TreeRead", each) for each in _texts(call.args[1]) if each != "Read"}
+        found |= {("OutputTreeReadable", each) for each in _texts(call.args[1]) if each != "Read"}
     return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
 
 
@@ -99,8 +99,8 @@ def test_every_state_that_the_code_knows_has_a_way_out_and_no_other() -> None:
 def test_the_table_of_conditions_for_operators_has_each_type() -> None:
     page = (ROOT / "docs" / "running.md").read_text()
     table = page.partition("| condition | false means | what to do |\n")[2].partition("\n\n")[0]
-    # `HttpBoot` is always true, and `Acting` is a standby's.
-    assert set(re.findall("^[|] `([^`]+)` ", table, re.MULTILINE)) == {*CONDITIONS, "Acting", "HttpBoot"}
+    # `HttpBoot` is always true, and `Active` is a standby's.
+    assert set(re.findall("^[|] `([^`]+)` ", table, re.MULTILINE)) == {*CONDITIONS, "Active", "HttpBoot"}
 
 
 @for_each("line", [pytest.param(line, id=" ".join(key)) for key, line in REMEDIES.items()])

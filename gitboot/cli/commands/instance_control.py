@@ -100,7 +100,7 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
     if not source["status"]:
         return Exit.SOURCE, f"The fetch failed ({source['reason']}): {source['message']}"
     commit = str(fetched["commit"])
-    if (accepting := conditions.get("Accepting")) is not None and not accepting["status"]:
+    if (accepting := conditions.get("AcceptingCommits")) is not None and not accepting["status"]:
         return Exit.SUSPENDED, f"Fetched {commit[:12]}, which is not accepted: {accepting['message']}"
     if status["attempted"]["commit"] != commit:
         return None  # the instance still evaluates the commit

@@ -80,7 +80,7 @@ def _hand_over(type: str, message: str, *, is_warning: bool = False, **details: 
 
 
 def _warn(message: str) -> None:
-    tell(Event(at=_clock(), type="KeptUnusable", message=message, warning=True))
+    tell(Event(at=_clock(), type="CacheUnusable", message=message, warning=True))
 
 
 def _clock() -> datetime:

@@ -308,7 +308,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     type=_SECONDS,
     default=30,
     show_default=True,
-    help="Minutes that one step of an installation may take. After that, the condition BootsProven is false.",
+    help="Minutes that one step of an installation may take. After that, the condition InstallsCompleted is false.",
 )
 @click.option(
     "--target",
@@ -582,7 +582,7 @@ def _exit_of(status: Status) -> Exit:
     """What reconciling once ends with: the worst that it met."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
-    if any(each.type == "Accepting" and not each.status for each in status.conditions):
+    if any(each.type == "AcceptingCommits" and not each.status for each in status.conditions):
         return Exit.SUSPENDED
     if status.held is not None:
         return Exit.HELD
@@ -594,7 +594,7 @@ def _exit_of(status: Status) -> Exit:
 
 
 # These take nothing from what the pass did, and any client can make the second one false.
-_BESIDES: Final = ("BranchFollowed", "OutputClosed", "ProxiesNamed")
+_BESIDES: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
 
 
 def _clock() -> datetime:

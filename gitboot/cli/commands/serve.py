@@ -287,10 +287,10 @@ def _work(
             if next(looks) % _LEAVING_LOOKS == 0:
                 clients.asked.leave()
             if (found := endpoint.refusals.since(_clock()).proxies) and not proxied:
-                _tell("ProxyUnnamed", unnamed_message(found), is_warning=True)
+                _tell("ProxyNotTrusted", unnamed_message(found), is_warning=True)
             proxied = proxied or bool(found)
             if endpoint.limits.closed and not closed:
-                _tell("TooManyIdle", _TOO_MANY_IDLE, is_warning=True)
+                _tell("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
             closed = endpoint.limits.closed
             if life is not None:
                 server.show_life(life)

@@ -65,7 +65,7 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
     """The status that the instance has left in its tree, where that is newer: STATE may take no more writes."""
     from gitboot.publish.manifest import STATUS
 
-    acts = all(each["status"] for each in status["conditions"] if each["type"] == "Acting")
+    acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
     with suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads((output / STATUS).read_bytes())
         if acts and found["ledger"] == status["ledger"] and found["clock"] > status["clock"]:
@@ -78,7 +78,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
     age = [f"written    {count(age_seconds, 'second')} ago"] if age_seconds is not None else []
-    if any(each["type"] == "Acting" and not each["status"] for each in status["conditions"]):  # who acts says the rest
+    if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):  # who acts says the rest
         return "\n".join(
             [
                 f"gitboot    {runs}{', stands by' if process else ''}",
@@ -153,7 +153,7 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
             style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
-            f"{each['since'][:19]}Z",
+            f"{each['lastTransitionTime'][:19]}Z",
             each["message"] if each["status"] else "",
         )
         for each in found

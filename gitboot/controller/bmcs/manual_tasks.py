@@ -77,13 +77,13 @@ _FAILED: Final = {
     UsageError: "no access",
 }
 _DOUBTS: Final = {
-    Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
-    Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
-    Cause.MAINTENANCE_OUTCOME: ("RunsStarted", "OutcomeUnknown"),
-    Cause.FAILED: ("BootsProven", "Failed"),
-    Cause.OVERTAKEN: ("BootsProven", "Failed"),
-    Cause.OVERWRITTEN: ("RecordsKnown", "UnknownServers"),
-    Cause.UNKNOWN: ("RecordsKnown", "UnknownServers"),
+    Cause.CONSUMED: ("InstallsCompleted", "NeedsOperator"),
+    Cause.OUTCOME: ("InstallsCompleted", "OutcomeUnknown"),
+    Cause.MAINTENANCE_OUTCOME: ("MaintenanceRunsStarted", "OutcomeUnknown"),
+    Cause.FAILED: ("InstallsCompleted", "Failed"),
+    Cause.OVERTAKEN: ("InstallsCompleted", "Failed"),
+    Cause.OVERWRITTEN: ("RecordsVerified", "UnverifiedServers"),
+    Cause.UNKNOWN: ("RecordsVerified", "UnverifiedServers"),
 }
 
 
@@ -126,7 +126,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
         if self.plan is None or self.unseen:
             return None
         if self.mistrusted is not None:
-            return "RecordsKnown", self.mistrusted
+            return "RecordsVerified", self.mistrusted
         return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
 
 
@@ -260,7 +260,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
         if doubt is not None:
             return remedy(*doubt, {"SERVERS": name})
         if Wait(why=_UNNAMED) in (self.step, self.switch):
-            return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
+            return remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.subject.unnamed or ""})
         return None
 
     @property

@@ -400,7 +400,7 @@ def override_events(result: TaskResult, commit: str, at: datetime, *, first: boo
     """What a task has written down, each record as it was left; and at first contact, what could not be compared."""
     if first and isinstance(result.identified, CannotTell):
         message = f"{result.server}: {result.identified.message}"
-        yield Event(at=at, type="MachineUnproven", message=message, facts={"server": result.server}, warning=True)
+        yield Event(at=at, type="MachineUnverified", message=message, facts={"server": result.server}, warning=True)
     for record in {record.reason: record for record in result.wrote}.values():
         facts = {
             "server": result.server,

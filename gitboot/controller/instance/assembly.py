@@ -257,7 +257,7 @@ class _Reports:
         self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
 
     def warn(self, message: str) -> None:
-        self._tell(Event(at=self._clock(), type="KeptUnusable", message=message, warning=True))
+        self._tell(Event(at=self._clock(), type="CacheUnusable", message=message, warning=True))
 
     def _tell_progress(self, underway: Underway | None) -> None:
         self.left.note(underway)

@@ -97,7 +97,7 @@ def of_the_ledger(look: Look, process: int | None) -> Examination:
     facts = look.knowledge.facts
     runs = f"process {process} has it" if process is not None else "nobody has it open"
     if facts.doubt is not None:
-        hint = "gitboot status  # the condition RecordsKnown has the line that leads out of it"
+        hint = "gitboot status  # the condition RecordsVerified has the line that leads out of it"
         yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
     else:
         yield fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
@@ -112,7 +112,7 @@ def of_who_sets(look: Look) -> Examination:
         yield _wrong("ledger", f"the Fleet names another than {identity}: nothing is set, and nothing installed", hint)
     elif commit.ledger is None and bmcs:
         message = f"the Fleet names no ledger: nothing is set at the BMCs of {count(bmcs, 'server')}"
-        yield _wrong("ledger", message, remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": identity}))
+        yield _wrong("ledger", message, remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}))
 
 
 def of_output(output: Path, state: Path, *, servers: int) -> Examination:
@@ -136,7 +136,7 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
         )
     if is_open(output):
         message = f"everybody who has a login on this host can read {output}, and so the tokens of installations"
-        yield _doubtful("output", message, remedy("OutputClosed", "ReadableByAll"))
+        yield _doubtful("output", message, remedy("OutputPrivate", "ReadableByAll"))
     yield from _of_room(output, files=_FILES * servers)
 
 

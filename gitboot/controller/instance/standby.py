@@ -65,7 +65,7 @@ _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
 
-_STANDING_BY: Final = "StandingBy"
+_STANDING_BY: Final = "StandbyStarted"
 
 
 class Ending(Protocol):
@@ -186,7 +186,7 @@ class Standby:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
             self._said = message
         whole = "; ".join(filter(None, (message, of_tree)))
-        acting = Condition(type="Acting", status=False, reason=reason, message=whole, since=since)
+        acting = Condition(type="Active", status=False, reason=reason, message=whole, last_transition_time=since)
         left = state.LeftStatus(self._settings.state, self._clock)
         left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
 
@@ -264,7 +264,7 @@ def _following(
     ended, large = threading.Event(), threading.Event()
 
     def warn(message: str) -> None:
-        tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
+        tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
 
     cache = state.open_cache(settings.state, warn)
     evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site, cache=cache)

@@ -133,7 +133,7 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
             said = f"has failed: {observation.log}" if observation.is_failure else "is done"
             by = f"an installer of {offer.key} ({offer.image})"
             learning.tell(
-                "ReportOvertaken",
+                "ReportOutdated",
                 f"{offer.server}: {by} says that it {said}; nothing follows",
                 warning=observation.is_failure,
                 server=offer.server,
@@ -268,7 +268,7 @@ def _judge_off(learning: Learning, state: ServerState, seen: Observed) -> None:
     if released != record.released:
         name = state.decision.server
         learning.write_record(state.decision.uuid, name, replace(record, released=released))
-        learning.tell("SeenOff", f"{name} is off: it is provisioned at its next boot", server=name)
+        learning.tell("PoweredOff", f"{name} is off: it is provisioned at its next boot", server=name)
 
 
 def _judge_consumed(learning: Learning, state: ServerState, number: int) -> None:

@@ -265,7 +265,7 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
     learning.write_record(offer.uuid, offer.server, now)
     learning.tell(
-        "TakenBackBootMade",
+        "WithdrawnBootInstalled",
         f"{offer.server}: was installed with {by}, which the accepted commit had taken back: its disk is unknown "
         f"({evidence}). Say what is installed there with gitboot records set {offer.server}",
         warning=True,

@@ -70,4 +70,4 @@ def _unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
             "and has no proof by the ledger's key. gitboot ignores it: anyone who may write statuses, or an earlier "
             "gitboot, can have written it. If you restored this ledger from a backup, run gitboot records begin"
         )
-        yield Event(at=this.at, type="StatusUnproven", message=message, facts={"change": claimed}, warning=True)
+        yield Event(at=this.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True)

@@ -240,7 +240,7 @@ def turned(instance: Instance, blade: Blade, phase: str) -> bool:
 
 def offered(url: str) -> dict[str, Any]:
     conditions = http_peers.get(f"{url}/api/v1/status").json()["conditions"]
-    return next(each for each in conditions if each["type"] == "BootsOffered")
+    return next(each for each in conditions if each["type"] == "InstallsAllowed")
 
 
 def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Blade) -> None:
@@ -266,7 +266,7 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
         assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spooling) as instance:
-            found = until_condition(instance, "BootsOffered", status=False, reason="Stopped")
+            found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
             assert found["message"].endswith(": INC-4711")
             eventually(partial(turned, instance, left, "Disk"))
             eventually(lambda: not left.stands)
@@ -303,7 +303,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
     assert rack.once().code == Exit.SUSPENDED
     document = json.loads(rack.said("status", "-o", "json"))
     assert document["applied"]["commit"] != commit
-    assert [each["type"] for each in document["conditions"] if not each["status"]] == ["Accepting"]
+    assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
     assert rack.said("resume") == "resumed\n"
     assert rack.said("resume") == "it was not suspended\n"
     assert rack.once().code == Exit.FINE
@@ -337,7 +337,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert "web01 is provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
-        found = until_condition(instance, "Accepting", status=False, reason="Suspended")
+        found = until_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
         assert "INC-4711" in found["message"]
         rack.blades["web02"].provision = 2
         commit = rack.push("Reinstall web02")
@@ -492,9 +492,15 @@ def status(
     began: datetime | None = AFTER,
     held: Held | None = None,
 ) -> Mapping[str, Any]:
-    types = ("Accepting", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
+    types = ("AcceptingCommits", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
     conditions = (
-        Condition(type=type, status=type not in false, reason="Reason", message=f"about {type}", since=TRIGGERED)
+        Condition(
+            type=type,
+            status=type not in false,
+            reason="Reason",
+            message=f"about {type}",
+            last_transition_time=TRIGGERED,
+        )
         for type in types
     )
     return Status(
@@ -516,7 +522,7 @@ def status(
         (status("SourceReady", attempted=OLD), Exit.SOURCE, "about SourceReady"),
         (status("CommitAccepted"), Exit.INVALID, "is not accepted (Reason): about CommitAccepted"),
         (status("CommitAccepted", held=HELD), Exit.HELD, "is not accepted (Reason): about CommitAccepted"),
-        (status("Accepting", attempted=OLD), Exit.SUSPENDED, "is not accepted: about Accepting"),
+        (status("AcceptingCommits", attempted=OLD), Exit.SUSPENDED, "is not accepted: about Accepting"),
         (status("LedgerWritable"), Exit.PARTIAL, "LedgerWritable is false (Reason): about LedgerWritable"),
         (status("Published"), Exit.PARTIAL, "Published is false"),
     ],

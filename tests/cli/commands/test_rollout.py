@@ -131,10 +131,10 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     (copy / "ops/status.json").write_text(json.dumps({**of_old, **said}))
     old = site.advance("--branch", "another", records=copy)
     assert (old.code, "that is not now" in old.out) == (Exit.WAITS, True)
-    doubt = {"type": "RecordsKnown", "status": False, "reason": "NewLedger", "message": "a new one"}
+    doubt = {"type": "RecordsVerified", "status": False, "reason": "NewLedger", "message": "a new one"}
     (copy / "ops/status.json").write_text(json.dumps({**of_old, "conditions": [doubt]}))
     doubted = site.advance("--branch", "another", records=copy)
-    assert (doubted.code, "RecordsKnown: NewLedger" in doubted.out) == (Exit.WAITS, True)
+    assert (doubted.code, "RecordsVerified: NewLedger" in doubted.out) == (Exit.WAITS, True)
     assert site.git("branch", "--list", "another") == ""
 
 

@@ -192,7 +192,7 @@ def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -
     hall.run(300, step=301)
     assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
     assert {machine.power for machine in hall.machines.values()} == {"Off"}
-    assert hall.condition("BmcsSet") == (False, "LedgerUnnamed")
+    assert hall.condition("BmcsSet") == (False, "LedgerNotNamed")
     hall.bench.commits.ledger = named
     hall.decide(powered, provision=1)
     hall.run(300, step=301)
@@ -204,7 +204,7 @@ def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> 
     named = unname(hall)
     hall.decide(check())
     assert hall.resets_after(300, step=301) == [0, 0, 0]
-    assert hall.condition("BmcsSet") == (False, "LedgerUnnamed")
+    assert hall.condition("BmcsSet") == (False, "LedgerNotNamed")
     hall.bench.commits.ledger = named
     hall.decide(check())
     assert hall.resets_after() == [1, 0, 0]
@@ -230,7 +230,7 @@ def test_who_does_not_come_back_is_told_of_where_nobody_is_named_any_more(hall: 
     unname(hall)
     hall.decide(check())
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
-    assert hall.condition("PowerWaves") == (False, "Stopped")
+    assert hall.condition("PowerWavesRunning") == (False, "Stopped")
 
 
 def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_named_any_more(hall: Hall) -> None:
@@ -266,9 +266,9 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web03"].reset("ForceOff")  # is not restarted, and counts as down
     assert hall.resets_after(31) == [1, 0, 0]
     hall.run(1750, step=301)
-    assert hall.condition("PowerWaves") == (True, "Going")
+    assert hall.condition("PowerWavesRunning") == (True, "Running")
     hall.run(62)
-    status, reason, message = hall.bench.condition("PowerWaves") or (None, "", "")
+    status, reason, message = hall.bench.condition("PowerWavesRunning") or (None, "", "")
     assert (status, reason) == (False, "Stopped") and "Maintenance/check: web01" in message
     assert hall.bench.told("WaveStopped") == ["WaveStopped"]
     hall.machines["web03"].reset("On")
@@ -276,7 +276,7 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     assert hall.resets[1] == 0
     hall.bench.request("back", uuid=uuid_of("web01"), server="web01", reason="looked")
     hall.run()
-    assert hall.resets[1] == 1 and (hall.bench.condition("PowerWaves") or ())[:1] == (True,)
+    assert hall.resets[1] == 1 and (hall.bench.condition("PowerWavesRunning") or ())[:1] == (True,)
 
 
 def test_whoever_is_away_for_an_earlier_run_is_down_for_the_next(hall: Hall) -> None:
@@ -439,7 +439,7 @@ def test_a_machine_that_runs_is_not_offered_its_installation(hall: Hall) -> None
 def test_once_it_was_seen_off_it_is_installed_at_its_next_boot_and_no_other_is(waiting: Hall) -> None:
     waiting.machines["web01"].reset("ForceOff")
     waiting.run(31)
-    assert waiting.bench.told("SeenOff") == ["SeenOff"]
+    assert waiting.bench.told("PoweredOff") == ["PoweredOff"]
     waiting.restart()
     waiting.run(31)
     waiting.machines["web01"].reset("On")

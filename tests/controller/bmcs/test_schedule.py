@@ -303,7 +303,7 @@ def test_where_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing(
     site.bench.reconcile()
     lacks = {IDRAC9.name: "takes no HttpBootUri", OPENBMC.name: "has no UefiHttp"}[profile.name]
     message = f"plans name a URI, and DHCP names the loader all the same: web01, whose BMC {lacks}"
-    assert site.bench.condition("HttpBoot") == (True, "LeftToDhcp", message)
+    assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
     site.bench.reconcile()
     [boot] = site.machine.boots
@@ -364,7 +364,7 @@ def test_an_override_that_is_set_each_time_is_set_anew_after_each_boot(site: Sit
 def test_a_ledger_that_was_never_told_asks_no_bmc(make_site: MakeSite) -> None:
     site = make_site(initial=None)
     assert shown(site.apply()) == (Phase.DISK, Cause.UNKNOWN)
-    assert site.condition("RecordsKnown") == (False, "NewLedger")
+    assert site.condition("RecordsVerified") == (False, "NewLedger")
     assert (site.bmc.connections, site.due_in_s) == (0, None)
 
 
@@ -563,7 +563,7 @@ def test_e25_where_nothing_is_set_on_the_board_it_is_allowed_with_a_warning(site
         site.bench.reconcile()
         site.wait(60)
     assert site.shown == "Once Pxe"
-    assert [event.warning for event in site.bench.events if event.type == "MachineUnproven"] == [True]
+    assert [event.warning for event in site.bench.events if event.type == "MachineUnverified"] == [True]
 
 
 def test_a_board_that_went_with_its_override_leaves_nothing_to_be_withdrawn_from_the_next(site: Site) -> None:
@@ -932,7 +932,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
             site.bench.reconcile()
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
         standing = other.instance.reconciler.standing
-        (told,) = [each for each in standing.conditions if each.type == "BootsProven"]
+        (told,) = [each for each in standing.conditions if each.type == "InstallsCompleted"]
         assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
         given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
         other.request("resolve", **given, consumed=False, key="provision/1")
@@ -968,10 +968,10 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
-            assert each.condition("BmcsSet") == (False, "LedgerUnnamed", f"{message}{identity}")
+            assert each.condition("BmcsSet") == (False, "LedgerNotNamed", f"{message}{identity}")
             (told,) = [c for c in each.instance.reconciler.standing.conditions if c.type == "BmcsSet"]
             assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the spec of the Fleet"
-            assert [event.type for event in each.events].count("LedgerUnnamed") == 1
+            assert [event.type for event in each.events].count("LedgerNotNamed") == 1
             plan = each.plan()
             assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"
 
@@ -1004,7 +1004,7 @@ def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) 
     for _ in range(2):
         site.bench.reconcile()
     assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
-    assert site.condition("BmcsSet") == (False, "LedgerUnnamed")
+    assert site.condition("BmcsSet") == (False, "LedgerNotNamed")
 
 
 def test_what_has_become_of_it_is_noted_where_nobody_is_named_any_more(site: Site) -> None:
@@ -1088,15 +1088,15 @@ def test_who_waits_to_be_set_is_said_once_whatever_else_holds_it_up(make_site: M
     for full in (False, True, False, True, False):
         site.bench.target.full = full
         site.apply(*(["Once"] if full else ["OnImageChange"]))
-        assert site.condition("BmcsSet") == (False, "LedgerUnnamed")
-    assert len(site.bench.told("LedgerUnnamed")) == 1
+        assert site.condition("BmcsSet") == (False, "LedgerNotNamed")
+    assert len(site.bench.told("LedgerNotNamed")) == 1
     for waits in ({"bmc": False}, {"spec": "provision: 1, lifecycle: Parked"}):
         site.apply(**waits)
         assert site.bench.condition("BmcsSet") is None, waits
         site.apply()
     site.restart(named=False)
     site.bench.reconcile()
-    assert site.condition("BmcsSet") == (False, "LedgerUnnamed")
+    assert site.condition("BmcsSet") == (False, "LedgerNotNamed")
     assert site.patches == 0
 
 
@@ -1116,7 +1116,7 @@ def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there
         other.reconcile()
         plan = other.plan()
         assert plan is not None and plan.phase is Phase.DISK
-        status, reason, message = other.condition("Evidence") or (None, "", "")
+        status, reason, message = other.condition("EvidenceAvailable") or (None, "", "")
         assert (status, reason) == (False, "NoEvidence")
         assert "or name a ledger in the Fleet, for BMCs to be set of web01" in message
         other.commits.ledger = named

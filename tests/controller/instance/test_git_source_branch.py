@@ -98,7 +98,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))
         found = until(instance, "BranchFollowed", status=False)
-        assert found["reason"] == "AnotherCheckedOut" and "--rev" in found["remedy"]
+        assert found["reason"] == "AnotherBranchCheckedOut" and "--rev" in found["remedy"]
         assert "refs/heads/experiment is checked out" in found["message"] and "refs/heads/main" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
         assert "branch     refs/heads/main" in typed("status", "--state", tmp_path / "state").out
@@ -128,7 +128,7 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         work.git("--git-dir", str(bare), "symbolic-ref", "HEAD", "refs/heads/trunk")
         assert "BranchChosen" not in once(place, tmp_path).err
         found = conditions_in(tmp_path)["BranchFollowed"]
-        assert (found["status"], found["reason"]) == (False, "AnotherDefault")
+        assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
         assert "names refs/heads/trunk as its default branch now" in found["message"]
         assert "attempted  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
         assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
@@ -234,8 +234,8 @@ def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool
 @pytest.mark.parametrize(
     ("followed", "leave", "reason", "said"),
     [
-        pytest.param(MAIN, ("switch", "--create", "x"), "AnotherCheckedOut", "refs/heads/x", id="another branch"),
-        pytest.param(MAIN, ("switch", "--detach"), "AnotherCheckedOut", "HEAD is detached", id="no branch"),
+        pytest.param(MAIN, ("switch", "--create", "x"), "AnotherBranchCheckedOut", "refs/heads/x", id="another branch"),
+        pytest.param(MAIN, ("switch", "--detach"), "AnotherBranchCheckedOut", "HEAD is detached", id="no branch"),
         pytest.param(MAIN, ("branch", "x"), None, None, id="the same branch"),
         pytest.param(MAIN._replace(is_default=False), ("switch", "--create", "x"), None, None, id="named by --rev"),
         pytest.param(FollowedBranch("HEAD", is_default=False), ("switch", "--create", "x"), None, None, id="HEAD"),
@@ -259,7 +259,7 @@ def test_head_elsewhere_matters_if_gitboot_found_the_branch(
         assert source.elsewhere is None
         return
     assert source.elsewhere is not None
-    expected = {False: (reason, said), True: ("AnotherDefault", "default branch")}[is_served]
+    expected = {False: (reason, said), True: ("DefaultBranchChanged", "default branch")}[is_served]
     assert source.elsewhere[0] == expected[0]
     assert expected[1] in source.elsewhere[1] and "refs/heads/main" in source.elsewhere[1]
 

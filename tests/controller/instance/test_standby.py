@@ -62,7 +62,7 @@ def begun(rack: Rack, hosts: Pair) -> None:
     eventually(lambda: hosts.one.url)
     begin(hosts.one.state, "fresh")
     hosts.two.start()
-    eventually(lambda: hosts.two.reason == "StandingBy")
+    eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
 def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: PostgresServer) -> None:
@@ -75,7 +75,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert hosts.two.url == ""
         told = typed("status", "--state", hosts.two.state)
         assert "stands by\n" in told.out
-        assert "StandingBy" in told.out
+        assert "StandbyStarted" in told.out
         assert "servers" not in told.out
         assert f"{socket.gethostname()}:{hosts.one.state} acts" in " ".join(
             typed("doctor", "--state", hosts.two.state).out.split()
@@ -101,7 +101,7 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert took["before"] == f"{socket.gethostname()}:{hosts.one.state}"
         assert "TookOver" in typed("events", "--state", hosts.two.state).out
         hosts.one.start()
-        eventually(lambda: hosts.one.reason == "StandingBy")
+        eventually(lambda: hosts.one.reason == "StandbyStarted")
         hosts.one.stop()
         assert hosts.one.told[-1]["type"] == "Stopped"
         assert web.times_set == 1
@@ -124,7 +124,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
         status = hosts.one.instance.status  # type: ignore[union-attr]
 
         def offers() -> bool:
-            return all(each["status"] for each in status()["conditions"] if each["type"] == "BootsOffered")
+            return all(each["status"] for each in status()["conditions"] if each["type"] == "InstallsAllowed")
 
         eventually(offers)
         stopped = typed(*stop)
@@ -197,7 +197,7 @@ def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
         assert "cannot be read" in said
         assert not re.search("^(servers|planned|next) ", said, re.M), said
         own.start()
-        eventually(lambda: hosts.two.reason == "StandingBy")
+        eventually(lambda: hosts.two.reason == "StandbyStarted")
 
 
 def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_typed_again(
@@ -260,9 +260,9 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         begun(rack, hosts)
         eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
-        eventually(lambda: hosts.one.told_of("Refused"))
+        eventually(lambda: hosts.one.told_of("Rejected"))
         lease = hosts.lease()
-        assert (lease is not None, hosts.two.reason) == (True, "StandingBy")
+        assert (lease is not None, hosts.two.reason) == (True, "StandbyStarted")
         hosts.one.kill()
         assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
         states = hosts.two.folder / "output" / "ops" / "servers"
@@ -281,7 +281,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         git(bare, "update-ref", "refs/heads/experiment", wip)
         git(bare, "symbolic-ref", "HEAD", "refs/heads/experiment")
         hosts.two.start()
-        eventually(lambda: hosts.two.reason == "StandingBy")
+        eventually(lambda: hosts.two.reason == "StandbyStarted")
         commit = rack.repository.push({"README.md": "On main.\n"})
         clone = hosts.two.state / CLONE
         eventually(lambda: clone.exists() and commit in pygit2.Repository(clone).odb)
@@ -290,7 +290,7 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         hosts.one.kill()
         assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
         instance = present(hosts.two.instance)
-        found = until_condition(instance, "BranchFollowed", status=False, reason="AnotherDefault")
+        found = until_condition(instance, "BranchFollowed", status=False, reason="DefaultBranchChanged")
         assert "refs/heads/experiment" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
@@ -337,7 +337,7 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
         assert "flatcar" not in boots_at_host(waiting, hosts.two)
-        found = until_condition(hosts.two.instance, "HistoryKept", status=False, reason="CommitGone")  # type: ignore[arg-type]
+        found = until_condition(hosts.two.instance, "HistoryComplete", status=False, reason="CommitMissing")  # type: ignore[arg-type]
         assert revert[:12] in found["message"]
         git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
         eventually(is_held_by_installed)
@@ -363,7 +363,7 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
         eventually(lambda: again.stands)
         hosts.one.resume()
         eventually(lambda: [each for each in hosts.one.events if each["type"] == "LeaseLost"])
-        eventually(lambda: hosts.one.reason == "StandingBy")
+        eventually(lambda: hosts.one.reason == "StandbyStarted")
         assert (web.times_set, again.times_set) == (1, 1)
         assert "flatcar-1" in boots_at_host(again, hosts.two)
         eventually(lambda: status()["records"] == {"Provisioned": 2})
@@ -425,7 +425,7 @@ def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
             other.machine.run_through()
             refused = serve.get(other.entry).text
             assert "flatcar-1" not in refused
-            assert "AnotherGiver" in refused
+            assert "AnotherFetchLog" in refused
             assert hosts.two.instance is not None
             eventually(lambda: "flatcar-1" in hosts.two.instance.get(other.entry).text)  # type: ignore[union-attr]
         finally:

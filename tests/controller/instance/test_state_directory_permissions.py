@@ -208,7 +208,7 @@ WEB_SERVER = "www-data"  # of Debian
 def closes_output(folder: Path) -> bool:
     """Whether the instance says that others cannot read OUTPUT."""
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
-    return all(each["status"] for each in found if each["type"] == "OutputClosed")
+    return all(each["status"] for each in found if each["type"] == "OutputPrivate")
 
 
 @needs_root

@@ -300,7 +300,7 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
     causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
     assert plan.cause is causes[expected]
     assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)
-    condition = site.bench.condition("BootsProven")
+    condition = site.bench.condition("InstallsCompleted")
     assert condition is not None and (condition[1] == "OutcomeUnknown") is (expected == UNKNOWN)
 
 

@@ -52,11 +52,11 @@ def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
     line(bench, bench.plan())
     assert shown(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
-    assert bench.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+    assert bench.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
     assert shown(bench.wait(seconds=59).plan()) == TO_INSTALL
     assert shown(bench.wait(seconds=1).plan()) == UNKNOWN
     assert step_of(bench.decisions.servers["web01"], bench.record) == "Pending"
-    status, reason, message = bench.condition("BootsProven") or (None, "", "")
+    status, reason, message = bench.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
     assert message == (
         "a boot was perhaps served, and its outcome is unknown: web01 (10.0.0.7 fetched boot/v1/boot/m/boot.ipxe at "
@@ -76,7 +76,7 @@ def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_
     bench.plan()
     assert shown(bench.wait(minutes=2).plan()) == ((Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL)
     assert bench.record is not None and all(each.is_withheld for each in bench.record.unknown_serves)
-    assert (bench.condition("BootsProven") or ())[:2] == (True, "Served" if is_installed else "Proven")
+    assert (bench.condition("InstallsCompleted") or ())[:2] == (True, "Served" if is_installed else "Completed")
 
 
 @pytest.mark.parametrize("outcome", [SERVED, WITHHELD])
@@ -170,7 +170,7 @@ def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_rais
     assert shown(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert shown(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     assert (bench.record or Record()).runs == {}
-    status, reason, message = bench.condition("RunsStarted") or (None, "", "")
+    status, reason, message = bench.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown") and "web01 (10.0.0.7 fetched" in message
     line(bench, plan, WITHHELD)
     assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)

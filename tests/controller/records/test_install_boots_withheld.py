@@ -254,7 +254,7 @@ def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: 
         turn(parts, 100)
         found = {name: boot(parts, name) for name in SERVERS}
         assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
-        assert not [each for each in parts.events if each.type in ("Held", "TakenBackBootMade")]
+        assert not [each for each in parts.events if each.type in ("Held", "WithdrawnBootInstalled")]
 
 
 def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_read(
@@ -381,7 +381,7 @@ def lose(clone: Path, repository: Repository) -> None:
 
 
 def history_kept(parts: Parts) -> Condition | None:
-    return next((each for each in parts.reconciler.status.conditions if each.type == "HistoryKept"), None)
+    return next((each for each in parts.reconciler.status.conditions if each.type == "HistoryComplete"), None)
 
 
 @pytest.mark.parametrize("loses_clone", [False, True])
@@ -407,7 +407,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
             message = getattr(history_kept(parts), "message", "")
             assert ("until the branch has that commit again" in message) == loses_clone
         assert f"{BAD}/kernel" not in scripts(tmp_path)
-        assert [each.facts["commit"] for each in parts.events if each.type == "CommitGone"] == [revert]
+        assert [each.facts["commit"] for each in parts.events if each.type == "CommitMissing"] == [revert]
     rewinding = structs.replace(LOOSE, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=11))
@@ -424,7 +424,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
 def assert_is_gone(parts: Parts, revert: str) -> None:
     """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
     condition = history_kept(parts)
-    assert condition is not None and (condition.status, condition.reason) == (False, "CommitGone")
+    assert condition is not None and (condition.status, condition.reason) == (False, "CommitMissing")
     assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in condition.message
     assert condition.remedy is not None and "--allow-rewind" in condition.remedy
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
@@ -490,8 +490,8 @@ def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a
         turn(parts, 6, 200)
         assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
         failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
-        assert failing["RecordsKnown"].reason == "UnknownServers"
-        (event,) = (each for each in parts.events if each.type == "TakenBackBootMade")
+        assert failing["RecordsVerified"].reason == "UnverifiedServers"
+        (event,) = (each for each in parts.events if each.type == "WithdrawnBootInstalled")
         assert event.warning and event.facts["server"] == "web02"
 
 
@@ -645,19 +645,19 @@ def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_i
         eventually(lambda: held_is(instance, revert))
         if not loses_clone:
             git(repository.bare, "update-ref", "refs/heads/main", bad)
-            until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+            until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
     if loses_clone:
         git(repository.bare, "update-ref", "refs/heads/main", bad)
         lose(state / CLONE, repository)
     with run() as instance:
-        found = until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+        found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
         assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in found["message"]
         assert f"{BAD}/kernel" not in instance.get(path).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]
     with run(*words[3:]) as instance:
         eventually(lambda: f"{BAD}/kernel" in instance.get(path).text)
-        assert all(each["type"] != "HistoryKept" for each in instance.status()["conditions"])
+        assert all(each["type"] != "HistoryComplete" for each in instance.status()["conditions"])
 
 
 def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(

@@ -79,7 +79,7 @@ def test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy(
     assert phase(bench) is (Phase.NETWORK if trusted else Phase.DISK)
     assert bench.knowledge.is_trusted is trusted
     found = {each.type: each.reason for each in bench.instance.reconciler.status.conditions if not each.status}
-    assert found.get("RecordsKnown") == (None if trusted else "RestoredLedger")
+    assert found.get("RecordsVerified") == (None if trusted else "RestoredLedger")
 
 
 # The clock
@@ -577,7 +577,7 @@ def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(p
         for seconds in range(2):
             found.turn(NOON + timedelta(seconds=seconds))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
-        said = [event for event in found.parts.events if event.type == "StatusUnproven"]
+        said = [event for event in found.parts.events if event.type == "CommitStatusUnverified"]
         assert [event.facts["change"] for event in said] == [999999999]
 
 

@@ -66,11 +66,11 @@ UNKNOWN = (Phase.DISK, Cause.UNKNOWN)
 def test_a_new_ledger_that_was_never_told_knows_nothing_and_says_so(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
         assert shown(bench.decide(*fleet_of(provision=1)).plan()) == UNKNOWN
-        status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
+        status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("1 server wants provision 1 or more") and "gitboot records begin fresh" in message
         bench.plan()
-        assert bench.told() == ["RecordsUnknown"]  # once, not at every pass
+        assert bench.told() == ["RecordsUnverified"]  # once, not at every pass
         assert bench.knowledge.facts.initialised is None
 
 
@@ -89,7 +89,7 @@ def test_what_a_new_ledger_is_told_decides_what_is_installed(
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
         assert shown(bench.decide(*fleet_of(provision)).plan()) == expected
-        assert bench.condition("RecordsKnown") == (True, "Known", "the ledger knows every server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger knows every server")
 
 
 def test_a_server_that_a_continuing_ledger_sees_for_the_first_time_is_installed_if_it_asks(bench: Bench) -> None:
@@ -135,13 +135,13 @@ def test_what_a_ledger_in_doubt_is_told(
         for _ in range(2):
             assert shown(bench.plan()) == expected, case
         answered = initial not in (None, "fresh")
-        status, reason, message = bench.condition("RecordsKnown") or (None, "", "")
+        status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         if not answered:
-            assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnknown"])
+            assert (status, reason, bench.told()) == (False, doubt, ["RecordsUnverified"])
             assert "gitboot records begin" in message
         else:
             assert bench.told("RecordsBegun") == ["RecordsBegun"]
-            assert (status, reason) == ((False, "UnknownServers") if expected == UNKNOWN else (True, "Known"))
+            assert (status, reason) == ((False, "UnverifiedServers") if expected == UNKNOWN else (True, "Known"))
     with Bench(tmp_path, initial=None) as bench:  # and it is remembered
         again = shown(bench.decide(*fleet_of(provision=2)).plan())
         assert again == expected or (doubt == "ForeignLedger" and not answered)  # that is seen anew at each start
@@ -387,7 +387,9 @@ def test_a_boot_that_this_instance_could_not_see_is_not_made(
             policy("web", often="Once", spec=f"override: {override}"),
         )
         assert shown(bench.plan()) == (TO_INSTALL if known else UNKNOWN)
-        assert (bench.condition("Evidence") or (None,))[:2] == ((True, "Evident") if known else (False, "NoEvidence"))
+        assert (bench.condition("EvidenceAvailable") or (None,))[:2] == (
+            (True, "Available") if known else (False, "NoEvidence")
+        )
 
 
 # Evidence

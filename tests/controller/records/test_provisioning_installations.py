@@ -193,7 +193,7 @@ def test_a_failure_ends_the_attempt_and_nothing_follows_by_itself(web01: Install
     assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
     (event,) = [each for each in web01.events if each.type == "Failed"]
     assert event.warning and event.facts["failed"]["log"] == "partitioning\nno disk found"
-    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Failed")
     assert 'web01 (10.0.0.7 said so at 2026-11-20T12:00:30Z ("no disk found"))' in message
 
@@ -208,7 +208,7 @@ def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installi
     for _ in range(2):  # read once more, after a crash
         web01.observe(Observation(server="web01", path=path, digest=digest, client=NIC, at=at, log="no disk found"))
     assert web01.boots == (*OFFERED, "provision/2")
-    said = [each for each in web01.events if each.type == "ReportOvertaken"]
+    said = [each for each in web01.events if each.type == "ReportOutdated"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
     assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
 
@@ -230,7 +230,7 @@ def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web0
         client = NIC if number < 20 else f"10.0.1.{number}"
         web01.observe(replace(report, client=client, at=web01.now + timedelta(seconds=number)))
     web01.reconcile()
-    assert [each["type"] for each in instance_tables.read_events(web01.ledger)].count("ReportOvertaken") == 17
+    assert [each["type"] for each in instance_tables.read_events(web01.ledger)].count("ReportOutdated") == 17
     assert web01.condition("SecretsPrivate") is None
 
 
@@ -250,7 +250,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     web01.install(evidence="Reported", provision=1)
     assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
     web01.wait(minutes=30).reconcile()
-    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Failed" if fails else "Overdue")
     assert "web01" in message
     web01.install(evidence="Reported", provision=2)
@@ -261,7 +261,7 @@ def test_what_was_installed_before_is_no_proof_once_another_installation_has_beg
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
-    assert web01.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+    assert web01.condition("InstallsCompleted") == (True, "Completed", "no boot waits for evidence")
 
 
 @pytest.mark.parametrize(
@@ -456,26 +456,28 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59).reconcile()
     waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
-    assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion: {waits}")
+    assert web01.condition("InstallsCompleted") == (True, "Installing", f"no evidence of completion: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1).reconcile()
-    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    status, reason, message = web01.condition("InstallsCompleted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert f"web01 (attempted: {NIC} fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
-    (remedy,) = (each.remedy for each in web01.instance.reconciler.status.conditions if each.type == "BootsProven")
+    (remedy,) = (
+        each.remedy for each in web01.instance.reconciler.status.conditions if each.type == "InstallsCompleted"
+    )
     assert remedy is not None and remedy.startswith("gitboot records set web01 provisioned ")
     assert web01.told("NeedsOperator") == ["NeedsOperator"]
     web01.data()
-    assert (web01.condition("BootsProven") or (False,))[0] is True
+    assert (web01.condition("InstallsCompleted") or (False,))[0] is True
 
 
 def test_a_step_lasts_from_the_last_that_was_seen(web01: Installing) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=20).data()
     web01.wait(minutes=29).reconcile()
-    assert (web01.condition("BootsProven") or (False,))[0] is True
+    assert (web01.condition("InstallsCompleted") or (False,))[0] is True
     web01.wait(minutes=1).reconcile()
-    assert "web01 (started: " in (web01.condition("BootsProven") or (False, "", ""))[2]
+    assert "web01 (started: " in (web01.condition("InstallsCompleted") or (False, "", ""))[2]
 
 
 @pytest.mark.parametrize("has_started", [False, True])
@@ -486,7 +488,7 @@ def test_what_waits_for_a_commit_alone_is_not_looked_for(web01: Installing, has_
         web01.data()
     web01.wait(minutes=31).reconcile()
     assert web01.step == ("Started" if has_started else "Attempted")
-    assert (web01.condition("BootsProven") or (None,))[0] is has_started
+    assert (web01.condition("InstallsCompleted") or (None,))[0] is has_started
 
 
 @pytest.mark.parametrize(
@@ -672,7 +674,7 @@ def test_what_asks_for_no_data_is_made_once_its_boot_was_given(maintained: Maint
     maintained.entry(maintained.maintain(data=False))
     maintained.wait(hours=1)
     assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_DONE), {"Made": 1})
-    assert maintained.condition("RunsStarted") is None
+    assert maintained.condition("MaintenanceRunsStarted") is None
 
 
 def test_a_direct_boot_starts_by_its_uuid(maintained: Maintained) -> None:
@@ -688,22 +690,22 @@ def test_a_run_that_does_not_start_is_a_condition_that_names_what_was_fetched_wh
     plan = maintained.maintain()
     maintained.entry(plan)
     maintained.wait(minutes=29, seconds=59).planned()
-    assert (maintained.condition("RunsStarted"), maintained.due) == (None, NOON + timedelta(minutes=30))
+    assert (maintained.condition("MaintenanceRunsStarted"), maintained.due) == (None, NOON + timedelta(minutes=30))
     maintained.wait(seconds=1).planned()
-    status, reason, message = maintained.condition("RunsStarted") or (None, "", "")
+    status, reason, message = maintained.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert f"web01 (Maintenance/bios: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z)" in message
     assert maintained.told("MaintenanceOverdue") == ["MaintenanceOverdue"]
     maintained.data(plan.data)
-    assert maintained.condition("RunsStarted") is None
+    assert maintained.condition("MaintenanceRunsStarted") is None
 
 
 def test_nothing_is_overdue_when_its_window_is_over(maintained: Maintained) -> None:
     maintained.entry(maintained.maintain(window="20T11:00 20T13:00"))
     maintained.wait(minutes=45).planned()
-    assert maintained.condition("RunsStarted") is not None
+    assert maintained.condition("MaintenanceRunsStarted") is not None
     maintained.wait(minutes=15).planned()
-    assert (maintained.condition("RunsStarted"), maintained.runs) == (None, {})
+    assert (maintained.condition("MaintenanceRunsStarted"), maintained.runs) == (None, {})
 
 
 def test_a_higher_run_begins_anew_and_its_data_is_its_own(maintained: Maintained) -> None:
