@@ -1004,7 +1004,7 @@ def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
 def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
     result = CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
     assert result.exit_code == 0, result.output
-    assert result.output.count("# given once, to the machine: ") == 2, "for iPXE and for GRUB"
+    assert result.output.count("# served once, to the machine: ") == 2, "for iPXE and for GRUB"
     assert result.output.count(GIVEN) == 2
     with here.serve() as url:
         assert get(url + ENTRY).text in result.output

@@ -206,7 +206,7 @@ class Rack:
         """`gitboot bmc get` by server."""
         done = self.typed("bmc", "get", "--credentials", self.credentials, "-o", "json", *more)
         found = {item["server"]: item for item in done.json["items"]}
-        assert (done.code == 0) is all(item["answered"] for item in found.values()), done
+        assert (done.code == 0) is all(item["responded"] for item in found.values()), done
         return found
 
 

@@ -105,8 +105,8 @@ def test_what_differs_is_named_with_both_values_and_the_exit_code_is_2(fleet: Pa
     item = compared(fleet, old, 2)
     assert item["verdict"] == "differs"
     assert item["differences"] == [
-        {"what": "arguments", "old": "console=ttyS1", "gitboot": "console=ttyS0"},
-        {"what": "user data", "old": "49 bytes", "gitboot": "33 bytes"},
+        {"field": "arguments", "old": "console=ttyS1", "gitboot": "console=ttyS0"},
+        {"field": "user data", "old": "49 bytes", "gitboot": "33 bytes"},
     ]
 
 
@@ -192,7 +192,7 @@ def test_files_at_other_paths_are_compared_by_what_is_in_them(
     old.put("/1be26c0b/image.cpio.gz", b"initrd")
     if kernel is not None:
         old.put("/1be26c0b/vmlinuz", kernel)
-    assert {each["what"] for each in compared(fleet, old, 2 if differs else 0, *more)["differences"]} == differs
+    assert {each["field"] for each in compared(fleet, old, 2 if differs else 0, *more)["differences"]} == differs
 
 
 def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:

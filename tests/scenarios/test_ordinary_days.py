@@ -188,7 +188,7 @@ def test_e13_a_rack_that_lost_its_overrides_is_healed_by_one_order(tmp_path: Pat
                 )
             )
             got = rack.bmc_get()
-            assert {each["needsAPerson"] for each in got.values()} == {True}
+            assert {each["needsOperator"] for each in got.values()} == {True}
             assert all("gitboot records set " in each["hint"] for each in got.values())
             found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
             order = found["remedy"].replace("provisioned", "pending").split(" --state")[0].split()[1:]

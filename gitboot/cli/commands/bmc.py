@@ -422,7 +422,7 @@ def power_get(
             "server": one.subject.server,
             "uuid": one.subject.uuid,
             "bmc": one.subject.bmc.address,
-            "answered": one.seen is not None,
+            "responded": one.seen is not None,
             "power": one.seen.power if one.seen is not None else None,
             "inPost": one.seen.in_post if one.seen is not None else None,
             "runsOs": one.seen.runs_os if one.seen is not None else None,

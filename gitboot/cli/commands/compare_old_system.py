@@ -118,7 +118,7 @@ def command(
             "server": each.server,
             "verdict": str(each.verdict),
             "message": each.message,
-            "differences": [{"what": what, "old": old, "gitboot": new} for what, old, new in each.differences],
+            "differences": [{"field": what, "old": old, "gitboot": new} for what, old, new in each.differences],
         }
         for each in found
     ]

@@ -30,7 +30,7 @@ from gitboot.standard_streams import style
 if TYPE_CHECKING:
     from gitboot.controller.instance.environment_checks import Examined
 
-_COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
+_COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
 
 
 @click.command(context_settings=VARIABLES)
@@ -69,7 +69,7 @@ def command(
     )
     text = partial("\n".join, [_as_text(each) for each in found])
     write_outputs(outputs, json=partial(document, items=found), text=text)
-    if any(each.health == "wrong" for each in found):
+    if any(each.health == "failed" for each in found):
         sys.exit(Exit.PARTIAL)
 
 

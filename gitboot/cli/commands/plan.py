@@ -218,7 +218,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
         hint = did_you_mean(name, known, f"{servers} has those that there are")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _entries(state, tree, at or now())
-    text = "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+    text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(document, items=found))
 
 
@@ -228,7 +228,7 @@ def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str,
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
         turn = turn_of(turns, at)[0]
         if turn is not None and turn.content is not None and turn.role is Role.ENTRY:
-            how = "to whoever asks"
+            how = "to every client"
             if turn.writes is not None:
                 how = "once, to the machine" if turn.writes.once else "to the machine, at each boot"
             by_content.setdefault((turn.content, how), []).append(path.removeprefix(BOOT))
@@ -236,7 +236,7 @@ def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str,
     for (content, how), paths in by_content.items():
         text = state.contents.get(content)
         text = text if text is not None else (tree / state.stored[content]).read_text()
-        found.append({"paths": paths, "given": how, "entry": text})
+        found.append({"paths": paths, "served": how, "script": text})
     return found
 
 

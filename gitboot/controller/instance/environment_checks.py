@@ -32,7 +32,7 @@ _TIMEOUT_S: Final = 5.0
 class Health(StrEnum):
     FINE = "ok"
     DOUBTFUL = "warning"  # it works, and may not for long, or not everywhere
-    WRONG = "wrong"
+    WRONG = "failed"
 
 
 class Examined(Struct, frozen=True, kw_only=True):

@@ -142,9 +142,9 @@ def test_the_same_is_told_as_json(night: Rack) -> None:
     items = get(night, "-o", "json").json["items"]
     assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
     first, second, third, *_ = items
-    assert (first["next"], first["needsAPerson"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
+    assert (first["next"], first["needsOperator"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
     assert "gitboot bmc resolve web01" in first["hint"]
-    assert (second["next"], second["seen"], second["needsAPerson"]) == ("unreachable", None, False)
+    assert (second["next"], second["seen"], second["needsOperator"]) == ("unreachable", None, False)
     assert (third["next"], third["wanted"]["target"], third["wanted"]["reason"]) == ("Set", "Pxe", "provision/1")
     assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
 
@@ -177,7 +177,7 @@ def test_one_that_has_not_answered_is_told_by_the_exit_code(night: Rack) -> None
 def test_what_went_wrong_names_bmc_credentials_cause_and_next_step(night: Rack) -> None:
     dead = night.blades["web02"].bmc.url
     (item,) = get(night, "web02", "-o", "json").json["items"]
-    assert (item["bmc"], item["credentials"], item["answered"]) == (dead, "rack", False)
+    assert (item["bmc"], item["credentials"], item["responded"]) == (dead, "rack", False)
     assert item["why"] == f"GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)"
     assert item["hint"] == f"curl -ksS {dead}/redfish/v1/"
     assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(night, "web02").out
@@ -287,7 +287,7 @@ def test_a_consumed_override_without_evidence_waits_for_a_person_here_too(rack: 
     rack.once(*rack.spooling, records="fresh")
     web.machine.run_through()
     rack.once(*rack.spooling)
-    assert get(rack, "-o", "json").json["items"][0]["needsAPerson"] is False  # it has half an hour
+    assert get(rack, "-o", "json").json["items"][0]["needsOperator"] is False  # it has half an hour
     rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     lines = get(rack).out.splitlines()
     assert lines[1].split() == [

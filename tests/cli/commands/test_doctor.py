@@ -64,7 +64,7 @@ def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
 
 def test_all_that_is_looked_at_is_said_by_the_settings_of_run(rack: Rack) -> None:
     code, items = found("--config", rack.folder / "run.toml")
-    wrong = {name: each for name, them in items.items() for each in them if each["health"] == "wrong"}
+    wrong = {name: each for name, them in items.items() for each in them if each["health"] == "failed"}
     assert (code, wrong) == (Exit.FINE, {})
     assert items.keys() >= {"git", "clock", "state", "disk", "ledger", "output", "credentials", "DHCP", "loaders"}
     assert "knows 2 machines; nobody has it open" in items["ledger"][0]["message"]

@@ -138,7 +138,7 @@ def test_what_cobbler_answers_is_what_gitboot_would_or_is_listed(fleet: Path) ->
             old.put(f"/cblr/svc/op/ipxe/system/{name}", script.encode())
             old.put(f"/cblr/svc/op/autoinstall/system/{name}", b"# rendered\n")
         done = typed("compare-old-system", fleet, "--old", old.url, "--as", "cobbler", "-o", "json")
-    found = {each["server"]: {one["what"] for one in each["differences"]} for each in done.json["items"]}
+    found = {each["server"]: {one["field"] for one in each["differences"]} for each in done.json["items"]}
     assert {name: what for name, what in found.items() if what} == DIFFERENT
     assert done.code == 2 and found.keys() == ANSWERS.keys()
 
